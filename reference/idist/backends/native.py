@@ -1,0 +1,362 @@
+"""torch.distributed: gloo, nccl and mpi."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from reference.idist import environment
+from reference.idist.backends.base import DEFAULT_TIMEOUT, Backend, not_a_group, refuse_keywords
+from reference.idist.environment import Layout
+
+if TYPE_CHECKING:
+    from reference.idist.launcher import SpawnPlan
+
+_OPS = {
+    "SUM": dist.ReduceOp.SUM,
+    "PRODUCT": dist.ReduceOp.PRODUCT,
+    "MIN": dist.ReduceOp.MIN,
+    "MAX": dist.ReduceOp.MAX,
+}
+_BLAME_WAIT = timedelta(seconds=2)  # how long a rank that failed waits to hear which others did
+
+
+class NativeBackend(Backend):
+    """A ``torch.distributed`` world: made by `initialize`, or adopted from the user's own ``init_process_group``."""
+
+    model_name = "native-dist"
+    options = frozenset({"init_method", "rank", "world_size"})
+    spawn_options = frozenset({"start_method"})
+
+    def __init__(
+        self, name: str, layout: Layout, device: str | None, limit: timedelta, store: dist.Store | None
+    ) -> None:
+        self.name = name
+        self._layout = layout
+        self._limit = limit
+        self._device = _choose_device(name, device, layout)
+        self._store = store
+        self._world = dist.group.WORLD
+        self._failures = 0
+
+    # -- life cycle ----------------------------------------------------------------------------------------------
+    @classmethod
+    def missing(cls, name: str) -> str | None:
+        if not dist.is_available():
+            return "this torch is built without torch.distributed: install torch from PyPI"
+        if name == "nccl" and not (dist.is_nccl_available() and torch.cuda.is_available()):
+            return "nccl needs a CUDA build of torch and a visible NVIDIA GPU: use backend='gloo' on CPUs"
+        if name == "mpi" and not dist.is_mpi_available():
+            return "this torch is built without MPI: build torch from source beside an MPI library, or use 'gloo'"
+        return None
+
+    @classmethod
+    def initialize(cls, name: str, *, timeout: float, device: str | None, **options: Any) -> NativeBackend:
+        layout = environment.detect(os.environ)
+        if "init_method" in options or layout is None:
+            layout = _layout_from_options(options)
+        elif options:
+            raise ValueError(
+                f"{', '.join(sorted(options))}: the environment ({layout.source}) decides that, remove it"
+            )
+        return cls.join(name, layout, timeout=timeout, device=device, init_method=options.get("init_method"))
+
+    @classmethod
+    def join(
+        cls, name: str, layout: Layout, *, timeout: float, device: str | None, init_method: str | None = None
+    ) -> NativeBackend:
+        """Meet the other ranks of ``layout`` at its master address (or ``init_method``)."""
+        limit = timedelta(seconds=timeout)
+        chosen = _choose_device(name, device, layout)
+        if chosen.type == "cuda":
+            torch.cuda.set_device(chosen)
+        try:
+            store = None
+            options: dict[str, Any] = {"device_id": chosen if name == "nccl" else None}
+            if name != "mpi":  # MPI has its own meeting point, ranks and size
+                store = _rendezvous(layout, limit, init_method)
+                options |= {"store": store, "rank": layout.rank, "world_size": layout.world_size}
+            dist.init_process_group(name, timeout=limit, **options)
+        except (RuntimeError, ValueError) as error:
+            raise RuntimeError(_explain(name, layout, timeout, error)) from error
+        backend = cls(name, layout, device, limit, store)
+        backend._layout = _complete(backend, layout)
+        return backend
+
+    @classmethod
+    def adopt(cls) -> NativeBackend | None:
+        if not (dist.is_available() and dist.is_initialized()):
+            return None
+        name, rank, world_size = dist.get_backend(), dist.get_rank(), dist.get_world_size()
+        layout = environment.detect(os.environ)
+        if layout is None or (layout.rank, layout.world_size) != (rank, world_size) or layout.nnodes is None:
+            layout = Layout(
+                rank=rank,
+                local_rank=rank,
+                world_size=world_size,
+                nproc_per_node=world_size,
+                nnodes=1,
+                node_rank=0,
+                master_addr=None,
+                master_port=None,
+                source="adopted",
+            )
+        return cls(name, layout, None, timedelta(seconds=DEFAULT_TIMEOUT), None)
+
+    @classmethod
+    def spawn(
+        cls, plan: SpawnPlan, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        from reference.idist import processes
+
+        plan, store = _host_store(plan)  # the store lives here, so that no rank's death takes it away
+        return processes.run(
+            _spawned,
+            (plan, fn, tuple(args), dict(kwargs)),
+            count=plan.nproc_per_node,
+            start_method=plan.options.get("start_method", "spawn"),
+            keep=store,
+        )
+
+    def alive(self) -> bool:
+        return dist.is_initialized() and dist.group.WORLD is self._world
+
+    def finalize(self, failed: bool = False) -> None:
+        if not dist.is_initialized():
+            return
+        if failed and self.name == "nccl":
+            dist.distributed_c10d._abort_process_group()  # destroy would wait for the others
+        else:
+            dist.destroy_process_group()
+
+    # -- layout --------------------------------------------------------------------------------------------------
+    @property
+    def rank(self) -> int:
+        return self._layout.rank
+
+    @property
+    def local_rank(self) -> int:
+        return self._layout.local_rank
+
+    @property
+    def world_size(self) -> int:
+        return self._layout.world_size
+
+    @property
+    def nproc_per_node(self) -> int:
+        assert self._layout.nproc_per_node is not None  # completed at initialisation
+        return self._layout.nproc_per_node
+
+    @property
+    def nnodes(self) -> int:
+        assert self._layout.nnodes is not None
+        return self._layout.nnodes
+
+    @property
+    def node_rank(self) -> int:
+        assert self._layout.node_rank is not None
+        return self._layout.node_rank
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    # -- tensor primitives ---------------------------------------------------------------------------------------
+    def all_reduce(self, x: Tensor, op: str, group: Any) -> Tensor:
+        result = x.clone()
+        dist.all_reduce(result, op=_OPS[op], group=group)
+        return result
+
+    def all_gather(self, x: Tensor, group: Any) -> Tensor:
+        flat = x.view(torch.uint8).reshape(-1)  # as bytes: not every library knows every dtype
+        rows = flat.new_empty((dist.get_world_size(group), flat.numel()))
+        dist.all_gather(list(rows.unbind(0)), flat, group=group)
+        return rows.view(x.dtype).view(-1, *x.shape)
+
+    def broadcast(self, x: Tensor, src: int) -> Tensor:
+        result = x.clone()
+        dist.broadcast(result.view(torch.uint8), src)
+        return result
+
+    def barrier(self) -> None:
+        if self.name == "gloo":
+            dist.monitored_barrier(timeout=self._limit, wait_all_ranks=True)  # tells which ranks did not come
+        else:
+            dist.barrier()
+
+    def new_group(self, ranks: Sequence[int], **kwargs: Any) -> Any:
+        return dist.new_group(list(ranks), **{"timeout": self._limit, **kwargs})
+
+    def group_ranks(self, group: Any) -> tuple[int, ...]:
+        if group is dist.GroupMember.NON_GROUP_MEMBER:
+            return ()
+        if not isinstance(group, dist.ProcessGroup):
+            raise not_a_group(group)
+        return tuple(dist.get_process_group_ranks(group))
+
+    def blame(self, operation: str) -> str:
+        """Ranks that fail leave a note in the store; those that are silent a moment later are the missing ones."""
+        store = self._store
+        if store is None or self.world_size == 1:
+            return ""
+        self._failures += 1
+        notes = [f"failed/{self._failures}/{rank}" for rank in range(self.world_size)]
+        try:
+            store.set(notes[self.rank], operation)
+            with contextlib.suppress(RuntimeError):  # some rank left no note: which one, we ask next
+                store.wait(notes, _BLAME_WAIT)
+            silent = [str(rank) for rank, note in enumerate(notes) if not store.check([note])]
+        except RuntimeError:
+            return " (rank 0 or its store is gone)"
+        return f" (no word from rank {', '.join(silent)})" if silent else ""
+
+    # -- models, optimizers --------------------------------------------------------------------------------------
+    def wrap_model(self, model: nn.Module, **kwargs: Any) -> nn.Module:
+        known = inspect.signature(DistributedDataParallel).parameters
+        refuse_keywords({k: v for k, v in kwargs.items() if k not in known}, "auto_model", self.name)
+        if self._device.type == "cuda":
+            kwargs.setdefault("device_ids", [self._device.index])
+        return DistributedDataParallel(model, **kwargs)
+
+    def wrap_optimizer(self, optimizer: Optimizer, **kwargs: Any) -> Optimizer:
+        refuse_keywords(kwargs, "auto_optim", self.name)
+        return optimizer
+
+    def set_local_rank(self, index: int) -> None:
+        if self._layout.source != "adopted":
+            super().set_local_rank(index)
+        self._layout = replace(self._layout, local_rank=index)
+        self._device = _choose_device(self.name, None, self._layout)
+
+
+BACKEND = NativeBackend
+
+
+def _spawned(
+    local_rank: int, plan: SpawnPlan, fn: Callable[..., Any], args: Sequence[Any], kwargs: Any
+) -> Any:
+    """What a process that `spawn` started does."""
+    from reference.idist import context
+
+    layout = plan.layout(local_rank)
+    with context.using(NativeBackend.join(plan.backend, layout, **plan.join_options)):
+        return fn(local_rank, *args, **kwargs)
+
+
+def _host_store(plan: SpawnPlan) -> tuple[SpawnPlan, dist.Store | None]:
+    """Open the meeting point of the world on the first node, before any process starts."""
+    if plan.init_method is not None or plan.node_rank != 0:
+        return plan, None
+    host, port = plan.master_addr or "127.0.0.1", plan.master_port or 0
+    try:
+        store = dist.TCPStore(host, port, None, True, wait_for_workers=False)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"master_port={port}: {_reason(error)}: choose a port that is free on {host}"
+        ) from error
+    return replace(plan, master_addr=host, master_port=store.port), store
+
+
+def _rendezvous(layout: Layout, limit: timedelta, init_method: str | None) -> dist.Store:
+    if layout.world_size == 1 and init_method is None and layout.source == "single":
+        return dist.HashStore()
+    if layout.source == "spawn" and init_method is None:
+        assert layout.master_addr is not None and layout.master_port is not None  # of the hosted store
+        store = dist.TCPStore(layout.master_addr, layout.master_port, None, False, limit)
+    else:
+        url = init_method or ("env://" if layout.source == "torchrun" else None)
+        url = url or f"tcp://{layout.master_addr}:{layout.master_port}"
+        store, _, _ = next(dist.rendezvous(url, layout.rank, layout.world_size, timeout=limit))
+    store.set_timeout(limit)
+    return store
+
+
+def _layout_from_options(options: Mapping[str, Any]) -> Layout:
+    """A world given by hand: init_method, rank and world_size; one process without them."""
+    names = ("init_method", "rank", "world_size")
+    given = [name for name in names if options.get(name) is not None]
+    if given and len(given) < 3:
+        lacking = ", ".join(name for name in names if name not in given)
+        raise ValueError(
+            f"{', '.join(given)} given without {lacking}: give all three, or none under a launcher"
+        )
+    rank, world_size = options.get("rank", 0), options.get("world_size", 1)
+    if type(rank) is not int or type(world_size) is not int or not 0 <= rank < world_size:
+        raise ValueError(f"rank={rank!r}, world_size={world_size!r}: need 0 <= rank < world_size")
+    return Layout(
+        rank=rank,
+        local_rank=0,
+        world_size=world_size,
+        nproc_per_node=None,
+        nnodes=None,
+        node_rank=None,
+        master_addr=None,
+        master_port=None,
+        source="arguments" if given else "single",
+    )
+
+
+def _complete(backend: NativeBackend, layout: Layout) -> Layout:
+    """Where the environment does not tell how ranks lie on nodes, ask all ranks for their hosts, once."""
+    if None not in (layout.nproc_per_node, layout.nnodes, layout.node_rank):
+        return layout
+    name = socket.gethostname().encode()[:64].ljust(64, b"\0")
+    rows = backend.all_gather(
+        torch.frombuffer(bytearray(name), dtype=torch.uint8).to(backend.device), None
+    ).cpu()
+    hosts = [row.numpy().tobytes() for row in rows]
+    nodes = list(dict.fromkeys(hosts))
+    mine = [rank for rank, host in enumerate(hosts) if host == hosts[layout.rank]]
+    return replace(
+        layout,
+        local_rank=layout.local_rank if layout.source != "arguments" else mine.index(layout.rank),
+        nproc_per_node=len(mine),
+        nnodes=len(nodes),
+        node_rank=nodes.index(hosts[layout.rank]),
+    )
+
+
+def _choose_device(name: str, device: str | None, layout: Layout) -> torch.device:
+    """gloo and mpi compute on the CPU unless asked; nccl takes a GPU by local rank among the *visible* ones."""
+    chosen = torch.device(device or ("cuda" if name == "nccl" else "cpu"))
+    if chosen.type != "cuda" or chosen.index is not None:
+        return chosen
+    return torch.device("cuda", cuda_index(layout.local_rank, torch.cuda.device_count()))
+
+
+def cuda_index(local_rank: int, visible: int) -> int:
+    """The GPU of a process: its local rank among ``visible`` ones, or the only one where each task sees just its own."""
+    if visible == 1:
+        return 0
+    if local_rank >= visible:
+        raise ValueError(
+            f"local rank {local_rank} has no GPU: {visible} are visible; start fewer processes a node"
+        )
+    return local_rank
+
+
+def _explain(name: str, layout: Layout, timeout: float, error: Exception) -> str:
+    where = f"at {layout.master_addr}:{layout.master_port} " if layout.master_addr else ""
+    text = f"{name}: rank {layout.rank} of {layout.world_size} could not meet the others {where}within {timeout:g} s: "
+    text += _reason(error)
+    if "127.0." in str(error) and "onnect" in str(error) and layout.nnodes != 1:
+        text += " (this host's own name may resolve to a loopback address: set GLOO_SOCKET_IFNAME to its interface)"
+    return text
+
+
+def _reason(error: Exception) -> str:
+    if "EADDRINUSE" in str(error):
+        return "the port is busy"
+    return str(error).strip().splitlines()[0]
