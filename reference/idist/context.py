@@ -76,6 +76,8 @@ def sync() -> None:
     """Take up a world that was made with the library's own calls. Every rank calls it: ranks tell each other their hosts."""
     global _current
     _current = _adopt()
+    if _current is not None:
+        _current.survey()
 
 
 def require(backend: str) -> None:

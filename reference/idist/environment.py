@@ -12,12 +12,11 @@ variables count as not set.
 
 from __future__ import annotations
 
-import itertools
 import re
-import shutil
-import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from reference.idist.hostlist import hostnames
 
 # For each source, innermost first: what it tells -> its variables; of several, the first that is set wins.
 _TORCH = {
@@ -58,8 +57,6 @@ _REMEDIES = {
     "horovod": "start the program with horovodrun, or unset HOROVOD_RANK, HOROVOD_SIZE and HOROVOD_LOCAL_*",
 }
 _RESERVED_STEPS = 0xFFFFFFF0  # from here up Slurm numbers batch shells, interactive shells and the like
-_SCONTROL_TIMEOUT_S = 5.0
-_MAX_RANGE = 65536  # hosts in one range, Slurm's own limit
 # Ports of Slurm steps: below torchrun's default (29500) and Linux's ephemeral ports (from 32768).  The count
 # is prime and the stride close to its golden section, so jobs with close ids get ports that lie far apart.
 _PORT_BASE, _PORT_COUNT, _PORT_STRIDE = 12000, 17393, 10749
@@ -112,26 +109,25 @@ def detect(environ: Mapping[str, str]) -> Layout | None:
     return launched
 
 
+def place(layout: Layout, hosts: Sequence[str]) -> Layout:
+    """Return ``layout`` with what the environment does not tell worked out from the host of every rank."""
+    here = hosts[layout.rank]
+    neighbours = [rank for rank, host in enumerate(hosts) if host == here]
+    nodes = list(dict.fromkeys(hosts))
+    local_rank = layout.local_rank if layout.source == "openmpi" else neighbours.index(layout.rank)
+    return replace(
+        layout,
+        local_rank=local_rank,
+        nproc_per_node=len(neighbours),
+        nnodes=len(nodes),
+        node_rank=nodes.index(here),
+    )
+
+
 def variables_seen(environ: Mapping[str, str]) -> dict[str, str]:
     """Return those variables of ``environ`` that :func:`detect` may look at, sorted by name."""
     names = " ".join([_OTHER_NAMES, *(group for fields in _NAMES.values() for group in fields.values())])
     return {name: environ[name] for name in sorted(set(names.split())) if name in environ}
-
-
-def expand_hostlist(text: str) -> list[str]:
-    """Return the hosts of a Slurm host list: ``"a1,b[08-10]-ib"`` is a1, b08-ib, b09-ib and b10-ib.
-
-    Zero padding is kept; of several brackets in a name the last one varies fastest; both ends of a range may
-    carry the same letters (``[a01-a03]``).  Raises ``ValueError`` with the text when the list is malformed.
-    """
-    hosts = []
-    for item in re.split(r",(?![^\[\]]*\])", text):  # at commas outside brackets
-        if not re.fullmatch(r"(?:[^\[\],\s]|\[[^\[\]]*\])+", item):
-            raise ValueError(f"malformed host list {text!r}: {item!r} is no name like node7 or node[0-3]")
-        parts = re.findall(r"\[[^\]]*\]|[^\[]+", item)
-        choices = [_expand_bracket(part[1:-1], text) if part[0] == "[" else [part] for part in parts]
-        hosts += ["".join(names) for names in itertools.product(*choices)]
-    return hosts
 
 
 def slurm_port(job_id: int, step_id: int) -> int:
@@ -282,38 +278,10 @@ def _tasks_per_node(read: _Reader) -> list[int]:
 
 def _first_host(read: _Reader) -> str:
     nodelist, said = read.text("hosts"), read.said("hosts")
-    hosts = _scontrol_hostnames(nodelist, read.environ) or expand_hostlist(nodelist)
+    hosts = hostnames(nodelist, read.environ)
     if len(hosts) != read.needed("nnodes"):
         raise read.error(f"{said} has {len(hosts)} hosts, but {read.said('nnodes')}")
     if read.needed("rank") == 0 != read.needed("node_rank"):  # srun --distribution=arbitrary can do that
         place = f"{read.said('rank')} is on {read.said('node_rank')}"
         raise ValueError(f"{place}, not on the first host of {said}; set MASTER_ADDR to rank 0's host")
     return hosts[0]
-
-
-def _scontrol_hostnames(nodelist: str, environ: Mapping[str, str]) -> list[str]:
-    """Let Slurm expand ``nodelist``; empty where it is not installed (in a container) or fails."""
-    scontrol = shutil.which("scontrol", path=environ.get("PATH", ""))
-    if scontrol is None:
-        return []
-    command = [scontrol, "show", "hostnames", nodelist]
-    try:
-        answer = subprocess.run(
-            command, env=environ, capture_output=True, text=True, check=True, timeout=_SCONTROL_TIMEOUT_S
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return answer.stdout.split()
-
-
-def _expand_bracket(ranges: str, text: str) -> list[str]:
-    names = []
-    for item in ranges.split(","):
-        match = re.fullmatch(r"([A-Za-z]*)([0-9]+)(?:-\1([0-9]+))?", item)
-        if match is None:
-            raise ValueError(f"malformed host list {text!r}: {item!r} is no number or range like 08-11")
-        first, last = int(match[2]), int(match[3] or match[2])
-        if not first <= last < first + _MAX_RANGE:
-            raise ValueError(f"malformed host list {text!r}: {item!r} is reversed or over {_MAX_RANGE} long")
-        names += [f"{match[1]}{number:0{len(match[2])}}" for number in range(first, last + 1)]
-    return names

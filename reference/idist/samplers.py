@@ -70,6 +70,26 @@ class ShardedSampler(Sampler[int]):
         """The global order of this epoch, the same on every rank."""
         raise NotImplementedError
 
+    def share(self, step: int, batch_size: int) -> tuple[int, int]:
+        """How many samples of a batch are this rank's own, and how many all ranks have together at that step.
+
+        Repeated samples count on no rank; they are the last ones of a batch. Where every rank multiplies the mean loss
+        over its ``own`` samples by ``own * num_replicas / all``, the average of the ranks' gradients is the gradient of
+        the mean loss over the global batch, also when that is uneven.
+
+        Args:
+            step: of the pass over the samples, from 0.
+            batch_size: of one rank.
+
+        Raises:
+            ValueError: there is no such step.
+        """
+        first = step * batch_size * self.num_replicas
+        everyone = min(self._length - first, batch_size * self.num_replicas)
+        if step < 0 or everyone <= 0:
+            raise ValueError(f"step={step!r}: the {self._length} samples end before it, or it is below 0")
+        return len(range(self.rank, everyone, self.num_replicas)), everyone
+
     def __iter__(self) -> Iterator[int]:
         start, self.start_index = self.start_index, 0
         order = self.order()

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.idist import environment
-from reference.idist.environment import Layout, detect, expand_hostlist, slurm_port, variables_seen
+from reference.idist import hostlist
+from reference.idist.environment import Layout, detect, slurm_port, variables_seen
+from reference.idist.hostlist import expand_hostlist
 
 
 def env(text: str) -> dict[str, str]:
@@ -361,7 +362,7 @@ def test_scontrol_is_asked_where_it_is_on_path(tmp_path: Path) -> None:
     ids=["fails", "says nothing", "cannot start", "hangs"],
 )
 def test_own_parser_where_scontrol_fails(body: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "_SCONTROL_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(hostlist, "_SCONTROL_TIMEOUT_S", 0.5)
     assert some(detect(fake_scontrol(tmp_path, body))).master_addr == "node1"
 
 

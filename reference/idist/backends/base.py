@@ -68,6 +68,9 @@ class Backend(ABC):
     ) -> Any:
         """Run ``fn(local_rank, *args, **kwargs)`` in every process of ``plan`` and return rank 0's value."""
 
+    def survey(self) -> None:  # noqa: B027
+        """Let all ranks tell each other their hosts, where the layout was only assumed. Every rank calls it."""
+
     def alive(self) -> bool:
         """Whether the library's world still exists (the user may have ended it)."""
         return True

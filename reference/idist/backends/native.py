@@ -30,6 +30,7 @@ _OPS = {
     "MIN": dist.ReduceOp.MIN,
     "MAX": dist.ReduceOp.MAX,
 }
+_NODES_KNOWN = ("torchrun", "slurm", "spawn", "single")  # sources that tell how ranks lie on nodes
 _BLAME_WAIT = timedelta(seconds=2)  # how long a rank that failed waits to hear which others did
 
 
@@ -92,7 +93,8 @@ class NativeBackend(Backend):
         except (RuntimeError, ValueError) as error:
             raise RuntimeError(_explain(name, layout, timeout, error)) from error
         backend = cls(name, layout, device, limit, store)
-        backend._layout = _complete(backend, layout)
+        if layout.source not in _NODES_KNOWN:
+            backend.survey()
         return backend
 
     @classmethod
@@ -101,18 +103,11 @@ class NativeBackend(Backend):
             return None
         name, rank, world_size = dist.get_backend(), dist.get_rank(), dist.get_world_size()
         layout = environment.detect(os.environ)
-        if layout is None or (layout.rank, layout.world_size) != (rank, world_size) or layout.nnodes is None:
-            layout = Layout(
-                rank=rank,
-                local_rank=rank,
-                world_size=world_size,
-                nproc_per_node=world_size,
-                nnodes=1,
-                node_rank=0,
-                master_addr=None,
-                master_port=None,
-                source="adopted",
-            )
+        if layout is None or (layout.rank, layout.world_size) != (rank, world_size):
+            layout = _one_node(rank, world_size, "adopted")
+        elif layout.nnodes is None or layout.nproc_per_node is None:
+            known = _one_node(rank, world_size, layout.source)
+            layout = replace(known, local_rank=layout.local_rank)
         return cls(name, layout, None, timedelta(seconds=DEFAULT_TIMEOUT), None)
 
     @classmethod
@@ -129,6 +124,11 @@ class NativeBackend(Backend):
             start_method=plan.options.get("start_method", "spawn"),
             keep=store,
         )
+
+    def survey(self) -> None:
+        name = socket.gethostname().encode()[:64].ljust(64, b"\0")
+        rows = self.all_gather(torch.frombuffer(bytearray(name), dtype=torch.uint8).to(self.device), None)
+        self._layout = environment.place(self._layout, [row.numpy().tobytes() for row in rows.cpu()])
 
     def alive(self) -> bool:
         return dist.is_initialized() and dist.group.WORLD is self._world
@@ -156,7 +156,7 @@ class NativeBackend(Backend):
 
     @property
     def nproc_per_node(self) -> int:
-        assert self._layout.nproc_per_node is not None  # completed at initialisation
+        assert self._layout.nproc_per_node is not None  # known since the survey
         return self._layout.nproc_per_node
 
     @property
@@ -180,14 +180,14 @@ class NativeBackend(Backend):
         return result
 
     def all_gather(self, x: Tensor, group: Any) -> Tensor:
-        flat = x.view(torch.uint8).reshape(-1)  # as bytes: not every library knows every dtype
+        flat = x.reshape(-1).view(torch.uint8)  # as bytes: not every library knows every dtype
         rows = flat.new_empty((dist.get_world_size(group), flat.numel()))
         dist.all_gather(list(rows.unbind(0)), flat, group=group)
         return rows.view(x.dtype).view(-1, *x.shape)
 
     def broadcast(self, x: Tensor, src: int) -> Tensor:
         result = x.clone()
-        dist.broadcast(result.view(torch.uint8), src)
+        dist.broadcast(result.reshape(-1).view(torch.uint8), src)
         return result
 
     def barrier(self) -> None:
@@ -295,36 +295,21 @@ def _layout_from_options(options: Mapping[str, Any]) -> Layout:
     rank, world_size = options.get("rank", 0), options.get("world_size", 1)
     if type(rank) is not int or type(world_size) is not int or not 0 <= rank < world_size:
         raise ValueError(f"rank={rank!r}, world_size={world_size!r}: need 0 <= rank < world_size")
+    return _one_node(rank, world_size, "arguments" if given else "single")
+
+
+def _one_node(rank: int, world_size: int, source: str) -> Layout:
+    """What is taken to be true until ranks have told each other their hosts."""
     return Layout(
         rank=rank,
-        local_rank=0,
+        local_rank=rank,
         world_size=world_size,
-        nproc_per_node=None,
-        nnodes=None,
-        node_rank=None,
+        nproc_per_node=world_size,
+        nnodes=1,
+        node_rank=0,
         master_addr=None,
         master_port=None,
-        source="arguments" if given else "single",
-    )
-
-
-def _complete(backend: NativeBackend, layout: Layout) -> Layout:
-    """Where the environment does not tell how ranks lie on nodes, ask all ranks for their hosts, once."""
-    if None not in (layout.nproc_per_node, layout.nnodes, layout.node_rank):
-        return layout
-    name = socket.gethostname().encode()[:64].ljust(64, b"\0")
-    rows = backend.all_gather(
-        torch.frombuffer(bytearray(name), dtype=torch.uint8).to(backend.device), None
-    ).cpu()
-    hosts = [row.numpy().tobytes() for row in rows]
-    nodes = list(dict.fromkeys(hosts))
-    mine = [rank for rank, host in enumerate(hosts) if host == hosts[layout.rank]]
-    return replace(
-        layout,
-        local_rank=layout.local_rank if layout.source != "arguments" else mine.index(layout.rank),
-        nproc_per_node=len(mine),
-        nnodes=len(nodes),
-        node_rank=nodes.index(hosts[layout.rank]),
+        source=source,
     )
 
 

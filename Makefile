@@ -1,0 +1,45 @@
+# The front door: `make help`. Every target is one line that calls a program which also works without make.
+SHELL := /bin/sh
+VENV_HOME ?= $(CURDIR)
+export VENV_HOME
+
+VARIABLES := BACKEND NP LAUNCHER DATASET ARGS DRY_RUN NNODES NODE_RANK MASTER_ADDR MASTER_PORT HOSTS \
+	PYTHON TORCH_INDEX VENV_HOME OMP_NUM_THREADS LOGDIR UPGRADE JOBS
+GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+$(if $(filter-out $(VARIABLES),$(GIVEN)),$(error unknown variable $(filter-out $(VARIABLES),$(GIVEN)): there are $(VARIABLES)))
+
+.DEFAULT_GOAL := help
+.PHONY: help run test conformance data tensorboard env lint format lock clean
+
+help: ## This text
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "make %-12s %s\n", $$1, $$2 }'
+
+run: ## Train: BACKEND=gloo NP=2 LAUNCHER=torchrun DATASET=... ARGS="--num_epochs=1 ..." DRY_RUN=1
+	@exec launchers/run.sh $(value ARGS)
+
+test: ## The tests: ARGS="-k sampler"
+	@exec docker/with.sh gloo dev -- python -m pytest $(value ARGS)
+
+conformance: ## The checks that every backend must pass: BACKEND=gloo, horovod, xla-tpu
+	@exec docker/with.sh "$${BACKEND:-gloo}" dev -- python -m pytest tests/conformance $(value ARGS)
+
+data: ## Download CIFAR-10 once: ARGS="--mirror=https://..."
+	@exec docker/with.sh gloo -- python -m reference.cifar10 data $(value ARGS)
+
+tensorboard: ## Show the runs in a browser: LOGDIR=output-cifar10
+	@exec docker/with.sh gloo -- tensorboard --logdir "$${LOGDIR:-output-cifar10}" $(value ARGS)
+
+env: ## Make an environment without running anything: BACKEND=horovod, xla-tpu
+	@exec docker/with.sh "$${BACKEND:-gloo}" -- python --version
+
+lint: ## Style, types and shell scripts
+	@exec docker/with.sh gloo dev -- .ci/lint
+
+format: ## Put the Python files into the house style
+	@exec docker/with.sh gloo dev -- ruff format
+
+lock: ## Renew docker/locks: UPGRADE=1 for the newest versions
+	@exec docker/with.sh gloo dev -- docker/lock.sh
+
+clean: ## Remove the environments and caches of this clone; data and runs stay
+	@rm -rf .venv .venv-xla .venv.lock .venv-xla.lock .pytest_cache .mypy_cache .ruff_cache .hypothesis

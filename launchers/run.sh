@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Trains CIFAR-10 (python -m reference.cifar10 run) with a backend and a launcher; what `make run` calls.
+#
+#   BACKEND=gloo NP=2 LAUNCHER=torchrun launchers/run.sh [TRAINER OPTION...]
+#
+# Environment:
+#   BACKEND   none, gloo, nccl, horovod, xla-tpu (default: gloo)
+#   NP        processes on this node (default: 2; nccl: the number of GPUs)
+#   LAUNCHER  default: torchrun; horovod: horovodrun; xla-tpu: spawn; none: plain
+#   DATASET   cifar10, images, digits, fake (default: the trainer chooses)
+#   and what the launchers (launchers/common.sh) and the environments (docker/with.sh) understand
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+die() {
+  printf 'run: %s\n' "$*" >&2
+  exit 2
+}
+
+gpus() {
+  local count
+  count=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU') || count=1
+  echo "$count"
+}
+
+np=2
+case ${BACKEND:=gloo} in
+  none) launchers=(plain) np=1 ;;
+  gloo) launchers=(torchrun torch_distributed_launch spawn) ;;
+  nccl) launchers=(torchrun torch_distributed_launch spawn) np=$(gpus) ;;
+  horovod) launchers=(horovodrun spawn) ;;
+  xla-tpu) launchers=(spawn) ;;
+  *) die "BACKEND=$BACKEND is unknown: use none, gloo, nccl, horovod or xla-tpu" ;;
+esac
+case ${LAUNCHER:=${launchers[0]}} in
+  plain | torchrun | torch_distributed_launch | spawn | horovodrun) ;;
+  *) die "LAUNCHER=$LAUNCHER is unknown: use torchrun, torch_distributed_launch, spawn, horovodrun or plain" ;;
+esac
+[[ " ${launchers[*]} " == *" $LAUNCHER "* ]] ||
+  die "LAUNCHER=$LAUNCHER cannot start BACKEND=$BACKEND: use LAUNCHER=$(IFS='|' && echo "${launchers[*]}")"
+[[ ${NP:=$np} =~ ^[1-9][0-9]*$ ]] || die "NP=$NP is not a number of processes: use 1, 2, 3, ..."
+[ "$BACKEND" != none ] || [ "$NP" -eq 1 ] || die "NP=$NP needs a backend: BACKEND=none is one process"
+case ${DATASET:=} in
+  '' | cifar10 | images | digits | fake) ;;
+  *) die "DATASET=$DATASET is unknown: use cifar10, images, digits or fake" ;;
+esac
+export NP
+
+options=()
+[ "$BACKEND" = none ] || options+=(--backend="$BACKEND")
+[ -z "$DATASET" ] || options+=(--dataset="$DATASET")
+command=("launchers/$LAUNCHER.sh" -m reference.cifar10 run "${options[@]}" "$@")
+DRY_RUN=1 "${command[@]}" >/dev/null # what the launcher refuses is refused before an environment is made
+exec docker/with.sh "$BACKEND" -- "${command[@]}"
