@@ -98,16 +98,18 @@ fi
 jobs=${JOBS:-$("$python" -c 'import os; print(os.cpu_count())')}
 log=$cache/$key.log
 echo >&2 "building Horovod (about 6 minutes on 2 cores; log: $log)"
+rm -rf "$cache/$key.unfinished"
 build() {
   "$python" -m pip install -q --disable-pip-version-check --target "$work/build" --require-hashes \
     -r "$here/locks/horovod-build.txt" &&
-    env MAKEFLAGS="-j$jobs" CMAKE_POLICY_VERSION_MINIMUM=3.5 CXX="$work/hvd-cxx" HVD_CXX="$cxx" PYTHONPATH="$work/build" \
+    env TMPDIR="$work" PYTHONPATH="$work/build" MAKEFLAGS="-j$jobs" CMAKE_POLICY_VERSION_MINIMUM=3.5 \
+      CXX="$work/hvd-cxx" HVD_CXX="$cxx" \
       "$python" -m pip wheel -v --disable-pip-version-check --require-hashes --no-deps --no-build-isolation --no-cache-dir \
-      -w "$work/wheel" -r "$here/locks/horovod-source.txt"
+      -w "$cache/$key.unfinished" -r "$here/locks/horovod-source.txt"
 }
 if ! run build >"$log" 2>&1; then
-  grep -m 5 -E 'error:|CMake Error|Could NOT find|ERROR:' "$log" >&2 || tail -n 5 "$log" >&2
+  grep -m 1 -A 4 -E 'fatal error: |: error: |CMake Error' "$log" >&2 || tail -n 5 "$log" >&2
   die "Horovod does not build here; the whole output is in $log"
 fi
-mv "$work/wheel" "$cache/$key"
+mv "$cache/$key.unfinished" "$cache/$key" # in one step: whoever finds the wheel finds all of it
 echo "$cache/$key"/*.whl

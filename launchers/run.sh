@@ -26,15 +26,15 @@ gpus() {
 np=2
 case ${BACKEND:=gloo} in
   none) launchers=(plain) np=1 ;;
-  gloo) launchers=(torchrun torch_distributed_launch spawn) ;;
-  nccl) launchers=(torchrun torch_distributed_launch spawn) np=$(gpus) ;;
+  gloo) launchers=(torchrun torch_distributed_launch spawn mpirun) ;;
+  nccl) launchers=(torchrun torch_distributed_launch spawn mpirun) np=$(gpus) ;;
   horovod) launchers=(horovodrun spawn) ;;
   xla-tpu) launchers=(spawn) ;;
   *) die "BACKEND=$BACKEND is unknown: use none, gloo, nccl, horovod or xla-tpu" ;;
 esac
 case ${LAUNCHER:=${launchers[0]}} in
-  plain | torchrun | torch_distributed_launch | spawn | horovodrun) ;;
-  *) die "LAUNCHER=$LAUNCHER is unknown: use torchrun, torch_distributed_launch, spawn, horovodrun or plain" ;;
+  plain | torchrun | torch_distributed_launch | spawn | horovodrun | mpirun) ;;
+  *) die "LAUNCHER=$LAUNCHER is unknown: use torchrun, torch_distributed_launch, spawn, horovodrun, mpirun or plain" ;;
 esac
 [[ " ${launchers[*]} " == *" $LAUNCHER "* ]] ||
   die "LAUNCHER=$LAUNCHER cannot start BACKEND=$BACKEND: use LAUNCHER=$(IFS='|' && echo "${launchers[*]}")"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from reference.engine.dispatch import EventSource
@@ -64,8 +64,8 @@ class Engine(EventSource):
         """Epochs that have reached `EPOCH_COMPLETED`."""
         return self.state.epoch - self._epoch_open
 
-    def state_dict(self) -> dict[str, int | None]:
-        """Where the run stands: plain ints (None for a length that isn't known yet).
+    def state_dict(self) -> dict[str, Any]:
+        """Where the run stands: ints (None for a length that isn't known yet), and those metrics that are numbers.
 
         Raises:
             ValueError: in the middle of a group of accumulated iterations, whose gradients are in no checkpoint.
@@ -84,18 +84,21 @@ class Engine(EventSource):
             "data_position": self._position,
             "epoch_length": state.epoch_length,
             "max_epochs": state.max_epochs,
+            "metrics": {k: v for k, v in state.metrics.items() if isinstance(v, (int, float))},
         }
 
-    def load_state_dict(self, state_dict: dict[str, int | None]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from there at the next `run`; ValueError if this isn't what `state_dict` returned."""
         positions: list[Any] = [state_dict.get(key) for key in _POSITIONS]
         lengths = [state_dict.get(key) for key in _LENGTHS]
         numbers = positions + [length for length in lengths if length is not None]
-        if set(state_dict) != {*_POSITIONS, *_LENGTHS} or any(type(n) is not int or n < 0 for n in numbers):
-            raise ValueError(f"not the state of an engine ({_POSITIONS + _LENGTHS}): {state_dict!r}")
+        keys = (*_POSITIONS, *_LENGTHS, "metrics")
+        if set(state_dict) != set(keys) or any(type(n) is not int or n < 0 for n in numbers):
+            raise ValueError(f"not the state of an engine ({', '.join(keys)}): {state_dict!r}")
         state = self.state
         state.iteration, state.epoch, state.epoch_iteration, state.data_pass, self._position = positions
         state.epoch_length, state.max_epochs = lengths
+        state.metrics = dict(state_dict["metrics"])
         self._epoch_open = state.epoch_iteration > 0
         state.epoch += self._epoch_open
         self._in_iteration = state.accumulating = False

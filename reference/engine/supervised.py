@@ -95,7 +95,7 @@ def create_supervised_trainer(
         index, size = _group(engine.state, gradient_accumulation_steps)
         last = index == size - 1
         if index == 0:
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
         with nullcontext() if last else _no_sync(model):
             with _autocast(target, dtype):
                 y_pred = model(x)

@@ -80,15 +80,13 @@ class ClearMLSaver:
         """Write and register a checkpoint on rank 0; OSError if it can't be written."""
         if idist.get_rank() != 0:
             return
-        from clearml import OutputModel
-
         task = self._task_class.current_task()
         if task is None:
             raise ValueError("ClearMLSaver: there is no current task: call clearml.Task.init first")
         self._disk(checkpoint, filename)
         metadata = metadata or {}
         comment = ", ".join(f"{key}={value}" for key, value in metadata.items() if value is not None)
-        model = OutputModel(task=task, name=Path(filename).stem, framework="PyTorch", comment=comment)
+        model = _model_class()(task=task, name=Path(filename).stem, framework="PyTorch", comment=comment)
         model.update_weights(
             weights_filename=str(self._disk.dirname / filename),
             upload_uri=self._output_uri,
@@ -101,6 +99,20 @@ class ClearMLSaver:
     def remove(self, filename: str) -> None:
         """Delete the local file."""
         self._disk.remove(filename)
+
+
+def _model_class() -> Any:
+    from clearml import OutputModel, Task
+
+    if not Task.is_offline():
+        return OutputModel
+
+    class OfflineModel(OutputModel):  # type: ignore[misc]
+        """clearml 2.1.12 fails when it asks an offline model, which it cannot have published, whether it is."""
+
+        published = False
+
+    return OfflineModel
 
 
 def _task_class(user: str) -> Any:

@@ -60,7 +60,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         )
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
         reason = str(error).strip().split("\n")[0][:200]
         raise ValueError(f"{str(path)!r} is truncated or not a checkpoint: {reason}") from error
     if not isinstance(content, dict) or "schema" not in content:

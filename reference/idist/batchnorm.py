@@ -33,7 +33,7 @@ class CrossReplicaBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
-        if not (self.training or self.running_mean is None):
+        if not self.training:  # without communication, as ranks may evaluate different numbers of batches
             return super().forward(input)
         x = input.double() if input.dtype is torch.float64 else input.float()
         axes = [axis for axis in range(x.dim()) if axis != 1]
@@ -56,7 +56,7 @@ class CrossReplicaBatchNorm(_BatchNorm):
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         rate = 1.0 / self.num_batches_tracked.to(mean.dtype) if self.momentum is None else self.momentum
-        unbiased = variance * (count / (count - 1))
+        unbiased = variance * (count / (count - 1).clamp(min=1))
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), rate)  # type: ignore[union-attr]
         self.running_var.lerp_(unbiased.to(self.running_var.dtype), rate)  # type: ignore[union-attr]
 

@@ -94,7 +94,13 @@ def test_patterns(tmp_path: Path, arguments: dict[str, Any], name: str) -> None:
 
 @pytest.mark.parametrize(
     ("keep", "equal", "epochs"),
-    [(1, False, [4]), (2, False, [2, 4]), (2, True, [4, 5]), (3, False, [2, 4, 5]), (None, False, [1, 2, 3, 4, 5])],
+    [
+        (1, False, [4]),
+        (2, False, [2, 4]),
+        (2, True, [4, 5]),
+        (3, False, [2, 4, 5]),
+        (None, False, [1, 2, 3, 4, 5]),
+    ],
 )
 def test_the_best_are_kept(tmp_path: Path, keep: int | None, equal: bool, epochs: list[int]) -> None:
     scores = [0.1, 0.5, 0.2, 0.6, 0.5]
@@ -120,7 +126,9 @@ def test_the_newest_are_kept_also_after_a_new_start(tmp_path: Path) -> None:
 
 def test_the_default_step_is_the_epoch_at_epoch_events(tmp_path: Path) -> None:
     trainer = Engine(lambda engine, batch: None)
-    trainer.add_event_handler(Events.EPOCH_COMPLETED, Checkpoint({"trainer": trainer}, tmp_path, n_saved=None))
+    trainer.add_event_handler(
+        Events.EPOCH_COMPLETED, Checkpoint({"trainer": trainer}, tmp_path, n_saved=None)
+    )
     trainer.run(range(3), max_epochs=2)
     assert names(tmp_path) == ["trainer_1.pt", "trainer_2.pt"]
 
@@ -204,12 +212,16 @@ def test_wrapped_models_are_saved_and_loaded_without_their_wrappers(tmp_path: Pa
 def test_loading_checks_first(tmp_path: Path) -> None:
     trainer = Engine(lambda engine, batch: None)
     model, optimizer = nn.Linear(2, 2), Thing({"lr": 1})
-    trainer.add_event_handler(Events.COMPLETED, Checkpoint({"model": model, "optimizer": optimizer}, tmp_path))
+    trainer.add_event_handler(
+        Events.COMPLETED, Checkpoint({"model": model, "optimizer": optimizer}, tmp_path)
+    )
     trainer.run([0])
     path = tmp_path / "checkpoint_1.pt"
     untouched, before = nn.Linear(2, 2), None
     before = untouched.weight.clone()
-    with pytest.raises(ValueError, match=r"checkpoint_1.pt.* has no \['scaler'\]; it has \['model', 'optimizer'\]"):
+    with pytest.raises(
+        ValueError, match=r"checkpoint_1.pt.* has no \['scaler'\]; it has \['model', 'optimizer'\]"
+    ):
         Checkpoint.load_objects({"model": untouched, "scaler": Thing(0)}, path)
     assert torch.equal(untouched.weight, before)
     with pytest.raises(ValueError, match=r"'model' of .*checkpoint_1.pt.* does not fit"):
@@ -256,7 +268,11 @@ def broken_files(folder: Path) -> Iterator[tuple[Path, str]]:
         path = folder / f"cut-{size}.pt"
         path.write_bytes(content[:size])
         yield path, "truncated or not a checkpoint"
-    for name, data in (("text.pt", b"hello"), ("old.pt", pickle.dumps({"schema": 1})), ("evil.pt", pickle.dumps(Evil()))):
+    for name, data in (
+        ("text.pt", b"hello"),
+        ("old.pt", pickle.dumps({"schema": 1})),
+        ("evil.pt", pickle.dumps(Evil())),
+    ):
         (folder / name).write_bytes(data)
         yield folder / name, "truncated or not a checkpoint"
     torch.save(Evil(), folder / "evil-zip.pt")
@@ -323,7 +339,11 @@ except OSError as error:
 def test_a_file_that_cannot_be_written_leaves_the_last_one(tmp_path: Path) -> None:
     # the limit on file sizes acts as a full disk does: write() fails in the middle of the file
     result = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert result.returncode == 0, result.stderr
     kind, code, last, message = result.stdout.split(" ", 3)
@@ -346,7 +366,9 @@ def test_a_full_file_system(tmp_path: Path) -> None:
     assert files == ["thing_1.pt"]
 
 
-def test_the_old_file_goes_only_after_the_new_one_is_safe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_old_file_goes_only_after_the_new_one_is_safe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps: list[str] = []
 
     def traced(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -360,12 +382,10 @@ def test_the_old_file_goes_only_after_the_new_one_is_safe(tmp_path: Path, monkey
         monkeypatch.setattr(os, name, traced(name, getattr(os, name)))
     monkeypatch.setattr(DiskSaver, "remove", traced("remove", DiskSaver.remove))
     periodic(tmp_path, 400)
-    assert steps == ["fsync", "replace", "fsync"] + ["fsync", "replace", "fsync", "remove"]
+    assert steps == ["fsync", "replace", "fsync", "fsync", "replace", "fsync", "remove"]
 
 
 def test_plain_keeps_shared_tensors_shared() -> None:
     tensor = torch.zeros(3)
     first, second = plain([tensor, tensor])
     assert first.data_ptr() == second.data_ptr()
-
-

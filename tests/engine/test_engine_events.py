@@ -32,7 +32,13 @@ def test_the_order_of_events() -> None:
         if event is not Events.EXCEPTION_RAISED:
             trainer.add_event_handler(event, lambda e: seen.append(e.last_event.name))
     trainer.run([1], max_epochs=2)
-    batch = ["GET_BATCH_STARTED", "PASS_STARTED", "GET_BATCH_COMPLETED", "ITERATION_STARTED", "ITERATION_COMPLETED"]
+    batch = [
+        "GET_BATCH_STARTED",
+        "PASS_STARTED",
+        "GET_BATCH_COMPLETED",
+        "ITERATION_STARTED",
+        "ITERATION_COMPLETED",
+    ]
     epoch = ["EPOCH_STARTED", *batch, "EPOCH_COMPLETED"]
     assert seen == ["STARTED", *epoch, *epoch, "COMPLETED"]
 

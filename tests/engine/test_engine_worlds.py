@@ -15,8 +15,14 @@ from torch.nn import functional
 
 import reference.idist as idist
 from reference.engine import Engine, Events, create_supervised_evaluator, create_supervised_trainer
-from reference.handlers import Checkpoint, JsonLinesLogger, TensorboardLogger, TerminateOnNan, load_checkpoint
-from reference.handlers import common
+from reference.handlers import (
+    Checkpoint,
+    JsonLinesLogger,
+    TensorboardLogger,
+    TerminateOnNan,
+    common,
+    load_checkpoint,
+)
 from reference.metrics import Accuracy, Loss, RunningAverage, Throughput
 from reference.utils import setup_logger
 
@@ -207,7 +213,7 @@ def test_a_world(size: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
 
     # states
     pairs = [(rank, [1, rank % 2]) for rank in range(size) if rank != 1]
-    accuracy = sum((1 == a) + (0 == b) for _, (a, b) in pairs) / (2 * len(pairs))
+    accuracy = sum((a == 1) + (b == 0) for _, (a, b) in pairs) / (2 * len(pairs))
     average = sum(0.1 * (rank + 1) for rank, _ in pairs) / len(pairs)
     for seen in ranks:
         assert seen["states"][0] == seen["states"][2] == accuracy

@@ -23,9 +23,14 @@ def feed(metric: Metric, *outputs: Any) -> float:
 def test_multiclass_accuracy() -> None:
     generator = torch.Generator().manual_seed(0)
     outputs = [
-        (torch.randn(n, 5, generator=generator), torch.randint(5, (n,), generator=generator)) for n in (7, 1, 4)
+        (torch.randn(n, 5, generator=generator), torch.randint(5, (n,), generator=generator))
+        for n in (7, 1, 4)
     ]
-    right = sum(int(numpy.argmax(row) == label) for p, y in outputs for row, label in zip(p.numpy(), y.numpy()))
+    right = sum(
+        int(numpy.argmax(row) == label)
+        for p, y in outputs
+        for row, label in zip(p.numpy(), y.numpy(), strict=True)
+    )
     metric = Accuracy()
     value = feed(metric, *outputs)
     assert type(value) is float and value == right / 12
@@ -67,10 +72,18 @@ def test_loss_is_weighted_by_batch_size() -> None:
     y = torch.randint(3, (11,), generator=generator)
     metric = Loss(functional.cross_entropy)
     value = feed(metric, (p[:8], y[:8]), (p[8:], y[8:]))
-    oracle = -numpy.mean([numpy.log(numpy.exp(row)[k] / numpy.exp(row).sum()) for row, k in zip(p.double().numpy(), y)])
+    oracle = -numpy.mean(
+        [
+            numpy.log(numpy.exp(row)[k] / numpy.exp(row).sum())
+            for row, k in zip(p.double().numpy(), y, strict=True)
+        ]
+    )
     assert type(value) is float and value == pytest.approx(oracle, rel=1e-6)
     assert metric.count == 11
-    assert feed(Loss(functional.mse_loss, batch_size=lambda y: y.numel()), (torch.ones(2, 3), torch.zeros(2, 3))) == 1
+    assert (
+        feed(Loss(functional.mse_loss, batch_size=lambda y: y.numel()), (torch.ones(2, 3), torch.zeros(2, 3)))
+        == 1
+    )
     assert feed(Loss(functional.mse_loss), (torch.ones(2), torch.zeros(2), {"reduction": "mean"})) == 1.0
 
 
@@ -149,7 +162,9 @@ def test_running_average_of_a_metric_and_at_other_events() -> None:
     trainer = Engine(lambda engine, batch: (torch.eye(2)[torch.tensor(batch)], torch.tensor([0, 0])))
     RunningAverage(Accuracy(), alpha=0.5).attach(trainer, "accuracy", Events.ITERATION_COMPLETED(every=2))
     seen: list[Any] = []
-    trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda e: seen.append(e.state.metrics.get("accuracy")))
+    trainer.add_event_handler(
+        Events.ITERATION_COMPLETED, lambda e: seen.append(e.state.metrics.get("accuracy"))
+    )
     trainer.run([[0, 0], [0, 1], [1, 1]])
     assert seen == [None, 0.75, 0.75]
 

@@ -58,7 +58,12 @@ def by_hand(data: Batches, epochs: int, *, amp: torch.dtype | None = None, scale
 
 @pytest.mark.parametrize(
     ("mode", "dtype", "scaled"),
-    [(None, None, False), ("bf16", torch.bfloat16, False), ("amp", torch.bfloat16, False), ("fp16", torch.float16, True)],
+    [
+        (None, None, False),
+        ("bf16", torch.bfloat16, False),
+        ("amp", torch.bfloat16, False),
+        ("fp16", torch.float16, True),
+    ],
 )
 def test_training_is_the_loop_bit_for_bit(mode: str | None, dtype: torch.dtype | None, scaled: bool) -> None:
     net = model()
@@ -128,9 +133,9 @@ def test_accumulation_and_states() -> None:
     trainer.run(batches(4))  # goes on with the gradients that it holds
     assert trainer.state_dict()["iteration"] == 4
     whole = model()
-    create_supervised_trainer(
-        whole, sgd(whole), functional.cross_entropy, gradient_accumulation_steps=2
-    ).run(batches(4))
+    create_supervised_trainer(whole, sgd(whole), functional.cross_entropy, gradient_accumulation_steps=2).run(
+        batches(4)
+    )
     assert equal(values(net), values(whole))
 
 
@@ -138,7 +143,9 @@ def test_the_output_transform_gets_everything() -> None:
     net = model()
     seen: list[Any] = []
 
-    def transform(x: torch.Tensor, y: torch.Tensor, y_pred: torch.Tensor, loss: torch.Tensor) -> dict[str, float]:
+    def transform(
+        x: torch.Tensor, y: torch.Tensor, y_pred: torch.Tensor, loss: torch.Tensor
+    ) -> dict[str, float]:
         seen.append((x.shape, y.shape, y_pred.shape))
         return {"batch loss": loss.item()}
 

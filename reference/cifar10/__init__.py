@@ -1,0 +1,1 @@
+"""The CIFAR-10 trainer: `python -m reference.cifar10 run`."""

@@ -1,0 +1,1 @@
+"""Programs that compare: the same training in different surroundings."""
