@@ -12,4 +12,5 @@ else
   # Without these it takes port 29500, and a second run on the same host fails.
   place=(--rdzv_backend=c10d --rdzv_endpoint=127.0.0.1:0 --local_addr=127.0.0.1)
 fi
-start python -m torch.distributed.launch --nproc_per_node="$NP" "${place[@]}" "$@"
+# --use_env: the rank stands in the environment, as with torchrun, and no --local-rank is added to the program's arguments.
+start python -m torch.distributed.launch --use_env --nproc_per_node="$NP" "${place[@]}" "$@"

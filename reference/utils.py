@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import sys
+import threading
 from collections.abc import Mapping
 from typing import Any, TextIO, TypeVar
 
@@ -14,6 +15,7 @@ from torch import nn
 import reference.idist as idist
 
 T = TypeVar("T")
+_SETTING_UP = threading.Lock()
 LOG_FORMAT = "%(asctime)s %(name)s %(levelname)s: %(message)s"
 
 
@@ -47,40 +49,43 @@ def setup_logger(
         stream: where lines go; default: what `sys.stderr` is now.
         format: of a line, in the style of `logging`.
         filepath: a file to append to as well; give each rank its own.
-        distributed_rank: default: ask `idist.get_rank()` at each message, so that a logger made before the
-            process group works, and so does one that is shared by replicas in threads.
+        distributed_rank: default: ask `idist.get_rank()` at each message, so that a logger that was made before
+            the process group works.
         reset: also take away handlers that others added to this logger.
     """
     logger = logging.getLogger(name)
-    for handler in tuple(logger.handlers):
-        if reset or isinstance(handler, (_RankStreamHandler, _LogFileHandler)):
-            logger.removeHandler(handler)
-            handler.close()
-    handlers: list[logging.Handler] = [_RankStreamHandler(stream or sys.stderr, distributed_rank)]
+    # replicas in threads share the logger, and each has a stream and a file of its own
+    replica = idist.get_rank() if idist.backend() == "xla-tpu" else None
+    handlers: list[logging.Handler] = [logging.StreamHandler(stream or sys.stderr)]
     if filepath is not None:
-        handlers.append(_LogFileHandler(filepath, encoding="utf-8", delay=True))
-    for handler in handlers:
-        handler.setFormatter(logging.Formatter(format))
-        logger.addHandler(handler)
-    logger.setLevel(level)
-    logger.propagate = False
+        handlers.append(logging.FileHandler(filepath, encoding="utf-8", delay=True))
+    with _SETTING_UP:
+        for old in tuple(logger.handlers):
+            if reset or any(isinstance(f, _RankFilter) and f.replica == replica for f in old.filters):
+                logger.removeHandler(old)
+                old.close()
+        for handler in handlers:
+            quiet = not isinstance(handler, logging.FileHandler)
+            handler.addFilter(_RankFilter(distributed_rank, replica, quiet))
+            handler.setFormatter(logging.Formatter(format))
+            logger.addHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = False
     return logger
 
 
-class _RankStreamHandler(logging.StreamHandler):
-    """Shows warnings of every rank, and anything else of rank 0 only."""
+class _RankFilter(logging.Filter):
+    """Lets messages of one replica through, if it is for one, and with `quiet` only warnings of other ranks than 0."""
 
-    def __init__(self, stream: TextIO, rank: int | None) -> None:
-        super().__init__(stream)
-        self._rank = rank
+    def __init__(self, rank: int | None, replica: int | None, quiet: bool) -> None:
+        super().__init__()
+        self._rank, self.replica, self._quiet = rank, replica, quiet
 
-    def filter(self, record: logging.LogRecord) -> Any:
-        rank = idist.get_rank() if self._rank is None else self._rank
-        return super().filter(record) if rank == 0 or record.levelno >= logging.WARNING else False
-
-
-class _LogFileHandler(logging.FileHandler):
-    """Marks the files that `setup_logger` opened."""
+    def filter(self, record: logging.LogRecord) -> bool:
+        current = idist.get_rank()
+        rank = current if self._rank is None else self._rank
+        heard = not self._quiet or rank == 0 or record.levelno >= logging.WARNING
+        return heard and self.replica in (None, current)
 
 
 def to_device(data: T, device: torch.device | str | None, non_blocking: bool = False) -> T:

@@ -7,6 +7,7 @@ were on. Types are checked on each rank before anything is sent, with the same e
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -83,6 +84,8 @@ def all_reduce(x: Any, op: str = "SUM", group: Any = None) -> Any:
     values = all_gather(_plain(x), group)
     if any(isinstance(value, float) for value in values):
         values = [float(value) for value in values]
+    if any(value != value for value in values):
+        return math.nan  # not whatever min and max make of it, in rank order
     result = functools.reduce(_FOLD["SUM" if op == "AVERAGE" else op], values)
     return result / len(values) if op == "AVERAGE" else result
 
@@ -114,6 +117,8 @@ def _reduce_tensor(x: Tensor, op: str, group: Any) -> Tensor:
     with backend.guard("all_reduce"):
         if op in ("AND", "OR"):
             result = functools.reduce(_FOLD[op], _gather_rows(backend, wire, group, members).unbind(0))
+        elif op in ("MIN", "MAX") and floating:
+            result = _extreme(backend, wire, op, group)
         else:
             result = backend.all_reduce(wire, "SUM" if op == "AVERAGE" else op, group)
     if outside:
@@ -121,6 +126,14 @@ def _reduce_tensor(x: Tensor, op: str, group: Any) -> Tensor:
     if op == "AVERAGE":
         result = result / len(members)
     return result.to(device=x.device, dtype=x.dtype)
+
+
+def _extreme(backend: Backend, x: Tensor, op: str, group: Any) -> Tensor:
+    """MIN or MAX with a NaN on any rank staying one, as in torch.minimum; libraries lose it or not, by rank."""
+    sign = 1 if op == "MAX" else -1
+    broken = x.isnan()
+    both = backend.all_reduce(torch.stack([x.masked_fill(broken, 0), sign * broken.to(x.dtype)]), op, group)
+    return both[0].masked_fill(both[1] != 0, math.nan)
 
 
 @overload

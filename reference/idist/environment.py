@@ -109,6 +109,21 @@ def detect(environ: Mapping[str, str]) -> Layout | None:
     return launched
 
 
+def one_node(rank: int, world_size: int, source: str) -> Layout:
+    """Return a layout with all processes on one node: what is taken to be true while nothing tells."""
+    return Layout(
+        rank=rank,
+        local_rank=rank,
+        world_size=world_size,
+        nproc_per_node=world_size,
+        nnodes=1,
+        node_rank=0,
+        master_addr=None,
+        master_port=None,
+        source=source,
+    )
+
+
 def place(layout: Layout, hosts: Sequence[str]) -> Layout:
     """Return ``layout`` with what the environment does not tell worked out from the host of every rank."""
     here = hosts[layout.rank]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import random
+import threading
 from collections import namedtuple
 from pathlib import Path
 
@@ -91,3 +92,28 @@ def test_unwrap_model() -> None:
     model = nn.Linear(1, 1)
     assert unwrap_model(model) is model
     assert unwrap_model(torch.compile(model)) is model
+
+
+def test_replicas_in_threads_share_a_logger_and_have_their_own_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replica = threading.local()
+    monkeypatch.setattr("reference.idist.backend", lambda: "xla-tpu")
+    monkeypatch.setattr("reference.idist.get_rank", lambda: replica.rank)
+    all_there = threading.Barrier(3)
+
+    def run(rank: int) -> None:
+        replica.rank = rank
+        logger = setup_logger("replicas", filepath=str(tmp_path / f"log-{rank}"))
+        all_there.wait()
+        logger.info("from rank %d", rank)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rank in range(3):
+        assert (tmp_path / f"log-{rank}").read_text().endswith(f"from rank {rank}\n")
+        assert (tmp_path / f"log-{rank}").read_text().count("\n") == 1
+    assert capsys.readouterr().err.count("\n") == 1

@@ -15,7 +15,7 @@ import torch
 
 import reference.idist as idist
 
-DEADLINE = 8.0  # seconds
+DEADLINE = 15.0  # seconds
 
 
 def work(local_rank: int, fault: str, pids: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -28,9 +29,17 @@ def oracle(count: int, order: list[list[int]]) -> tuple[list[float], dict[str, A
     return losses, model.state_dict()
 
 
-def distinct(order: list[list[int]]) -> list[list[int]]:
-    """Each step's samples once: a repeated one must not count."""
-    return [list(dict.fromkeys(batch)) for batch in order]
+def own_samples(order: list[list[int]]) -> list[list[list[int]]]:
+    """[epoch][step] samples without the repeated ones: those that were seen in the epoch before."""
+    steps = len(order) // program.EPOCHS
+    epochs = []
+    for first in range(0, len(order), steps):
+        seen: set[int] = set()
+        epochs.append([])
+        for batch in order[first : first + steps]:
+            epochs[-1].append([index for index in batch if index not in seen])
+            seen.update(batch)
+    return epochs
 
 
 @pytest.mark.timeout(300)
@@ -39,11 +48,10 @@ def test_uneven_last_batch_counts_every_sample_once(world_size: int) -> None:
     counts = (2 * program.BATCH_SIZE + 1, program.BATCH_SIZE + world_size + 1)
     results = idist.spawn("gloo", program.train, (counts, True), nproc_per_node=world_size, timeout=60)
     for count, result in zip(counts, results, strict=True):
-        order = distinct(result["order"])
-        steps = len(order) // program.EPOCHS
-        for epoch in range(program.EPOCHS):
-            assert sorted(sum(order[epoch * steps : (epoch + 1) * steps], [])) == list(range(count))
-        losses, state = oracle(count, order)
+        epochs = own_samples(result["order"])
+        for batches in epochs:
+            assert sorted(chain.from_iterable(batches)) == list(range(count))
+        losses, state = oracle(count, list(chain.from_iterable(epochs)))
         assert result["same"], "the ranks ended with different parameters"
         assert result["losses"] == pytest.approx(losses, rel=1e-11)
         for name, value in state.items():
@@ -55,7 +63,8 @@ def test_without_the_weights_it_would_be_noticed() -> None:
     """The oracle of the test above tells the right average from the average of the ranks."""
     count = 2 * program.BATCH_SIZE + 3
     (result,) = idist.spawn("gloo", program.train, ((count,), False), nproc_per_node=2, timeout=60)
-    losses, _ = oracle(count, distinct(result["order"]))
+    batches = list(chain.from_iterable(own_samples(result["order"])))
+    losses, _ = oracle(count, batches)
     even = len(losses) // program.EPOCHS - 1  # steps before the first uneven one
     assert result["losses"][:even] == pytest.approx(losses[:even], rel=1e-11)
     assert result["losses"][even] != pytest.approx(losses[even], rel=1e-4)

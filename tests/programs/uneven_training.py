@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def _train(points: Points, weighted: bool) -> dict[str, Any]:
     order: list[list[int]] = []  # [step] indices of the global batch, repeated ones included
 
     def prepare(batch: Any, device: Any, non_blocking: bool) -> tuple[Tensor, Tensor]:
-        order.append(sum(idist.all_gather(batch[2].tolist()), []))
+        order.append(list(chain.from_iterable(idist.all_gather(batch[2].tolist()))))
         return batch[0], batch[1]
 
     trainer = create_supervised_trainer(

@@ -6,6 +6,7 @@ What the library has in common on every backend (checks, dtypes, codecs, average
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
+
+from reference.idist.environment import Layout, place
 
 if TYPE_CHECKING:
     from reference.idist.launcher import SpawnPlan
@@ -169,6 +172,49 @@ class Backend(ABC):
 
     def wrap_loader(self, loader: DataLoader) -> Any:
         return loader
+
+
+class ProcessBackend(Backend):
+    """A backend whose ranks are processes, so that the layout stands once the world is made."""
+
+    _layout: Layout
+    _device: torch.device
+
+    @property
+    def rank(self) -> int:
+        return self._layout.rank
+
+    @property
+    def local_rank(self) -> int:
+        return self._layout.local_rank
+
+    @property
+    def world_size(self) -> int:
+        return self._layout.world_size
+
+    @property
+    def nproc_per_node(self) -> int:
+        assert self._layout.nproc_per_node is not None  # known since the survey
+        return self._layout.nproc_per_node
+
+    @property
+    def nnodes(self) -> int:
+        assert self._layout.nnodes is not None
+        return self._layout.nnodes
+
+    @property
+    def node_rank(self) -> int:
+        assert self._layout.node_rank is not None
+        return self._layout.node_rank
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def survey(self) -> None:
+        name = socket.gethostname().encode()[:64].ljust(64, b"\0")
+        rows = self.all_gather(torch.frombuffer(bytearray(name), dtype=torch.uint8).to(self.device), None)
+        self._layout = place(self._layout, [row.numpy().tobytes().decode() for row in rows.cpu()])
 
 
 def not_a_group(group: object) -> ValueError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -18,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from reference.idist import environment
-from reference.idist.backends.base import DEFAULT_TIMEOUT, Backend, not_a_group, refuse_keywords
+from reference.idist.backends.base import DEFAULT_TIMEOUT, ProcessBackend, not_a_group, refuse_keywords
 from reference.idist.environment import Layout
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ _NODES_KNOWN = ("torchrun", "slurm", "spawn", "single")  # sources that tell how
 _BLAME_WAIT = timedelta(seconds=2)  # how long a rank that failed waits to hear which others did
 
 
-class NativeBackend(Backend):
+class NativeBackend(ProcessBackend):
     """A ``torch.distributed`` world: made by `initialize`, or adopted from the user's own ``init_process_group``."""
 
     model_name = "native-dist"
@@ -104,9 +103,9 @@ class NativeBackend(Backend):
         name, rank, world_size = dist.get_backend(), dist.get_rank(), dist.get_world_size()
         layout = environment.detect(os.environ)
         if layout is None or (layout.rank, layout.world_size) != (rank, world_size):
-            layout = _one_node(rank, world_size, "adopted")
+            layout = environment.one_node(rank, world_size, "adopted")
         elif layout.nnodes is None or layout.nproc_per_node is None:
-            known = _one_node(rank, world_size, layout.source)
+            known = environment.one_node(rank, world_size, layout.source)
             layout = replace(known, local_rank=layout.local_rank)
         return cls(name, layout, None, timedelta(seconds=DEFAULT_TIMEOUT), None)
 
@@ -125,11 +124,6 @@ class NativeBackend(Backend):
             keep=store,
         )
 
-    def survey(self) -> None:
-        name = socket.gethostname().encode()[:64].ljust(64, b"\0")
-        rows = self.all_gather(torch.frombuffer(bytearray(name), dtype=torch.uint8).to(self.device), None)
-        self._layout = environment.place(self._layout, [row.numpy().tobytes() for row in rows.cpu()])
-
     def alive(self) -> bool:
         return dist.is_initialized() and dist.group.WORLD is self._world
 
@@ -140,38 +134,6 @@ class NativeBackend(Backend):
             dist.distributed_c10d._abort_process_group()  # destroy would wait for the others
         else:
             dist.destroy_process_group()
-
-    # -- layout --------------------------------------------------------------------------------------------------
-    @property
-    def rank(self) -> int:
-        return self._layout.rank
-
-    @property
-    def local_rank(self) -> int:
-        return self._layout.local_rank
-
-    @property
-    def world_size(self) -> int:
-        return self._layout.world_size
-
-    @property
-    def nproc_per_node(self) -> int:
-        assert self._layout.nproc_per_node is not None  # known since the survey
-        return self._layout.nproc_per_node
-
-    @property
-    def nnodes(self) -> int:
-        assert self._layout.nnodes is not None
-        return self._layout.nnodes
-
-    @property
-    def node_rank(self) -> int:
-        assert self._layout.node_rank is not None
-        return self._layout.node_rank
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
 
     # -- tensor primitives ---------------------------------------------------------------------------------------
     def all_reduce(self, x: Tensor, op: str, group: Any) -> Tensor:
@@ -295,22 +257,7 @@ def _layout_from_options(options: Mapping[str, Any]) -> Layout:
     rank, world_size = options.get("rank", 0), options.get("world_size", 1)
     if type(rank) is not int or type(world_size) is not int or not 0 <= rank < world_size:
         raise ValueError(f"rank={rank!r}, world_size={world_size!r}: need 0 <= rank < world_size")
-    return _one_node(rank, world_size, "arguments" if given else "single")
-
-
-def _one_node(rank: int, world_size: int, source: str) -> Layout:
-    """What is taken to be true until ranks have told each other their hosts."""
-    return Layout(
-        rank=rank,
-        local_rank=rank,
-        world_size=world_size,
-        nproc_per_node=world_size,
-        nnodes=1,
-        node_rank=0,
-        master_addr=None,
-        master_port=None,
-        source=source,
-    )
+    return environment.one_node(rank, world_size, "arguments" if given else "single")
 
 
 def _choose_device(name: str, device: str | None, layout: Layout) -> torch.device:

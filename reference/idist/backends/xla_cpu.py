@@ -69,7 +69,7 @@ def install(count: int, timeout: float) -> None:
     programs = _Programs(torch_xla._XLAC, xm)
     _replace_cuts(torch_xla._XLAC, programs)
     _cut_before_host_access(programs)
-    _meet_before_collectives(xm, _Meeting(count, timeout))
+    _meet_before_collectives(xm, _Meeting(count, timeout), programs)
     _give_threads_random_numbers()
 
 
@@ -178,7 +178,7 @@ class _Meeting:
             raise CollectiveError(message) from None
 
 
-def _meet_before_collectives(xm: Any, meeting: _Meeting) -> None:
+def _meet_before_collectives(xm: Any, meeting: _Meeting, programs: _Programs) -> None:
     """Collectives are programs of their own, which all replicas start at about the same time."""
     import torch_xla
     import torch_xla.runtime as xr
@@ -189,6 +189,8 @@ def _meet_before_collectives(xm: Any, meeting: _Meeting) -> None:
             torch_xla.sync()
             meeting.wait(xr.global_ordinal(), collective.__name__)
             result = collective(*args, **kwargs)
+            # The order of results is part of a program, and a cut takes them as they were made.
+            programs.start_tensors([result] if isinstance(result, Tensor) else list(result), wait=False)
             torch_xla.sync()
             return result
 

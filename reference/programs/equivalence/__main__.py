@@ -62,7 +62,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         help="interpreter of the XLA environment (.venv-xla/bin/python, what `make env BACKEND=xla-tpu` makes); "
         "without it the comparisons with XLA are skipped",
     )
-    parser.add_argument("--deadline", type=float, default=180.0, help="seconds for a cell (%(default)g)")
+    parser.add_argument("--deadline", type=float, default=300.0, help="seconds for a cell (%(default)g)")
     return parser.parse_args(arguments)
 
 

@@ -27,7 +27,9 @@ BATCH_SIZE = 64  # the global one
 SAMPLES = 3 * BATCH_SIZE + 3
 EPOCHS = 3
 STEPS = 4 * EPOCHS
-LEARNING_RATE = 0.05  # at 0.1 the training itself makes rounding errors grow twentyfold, which would hide others
+LEARNING_RATE = (
+    0.05  # at 0.1 the training itself makes rounding errors grow twentyfold, which would hide others
+)
 CHANNELS = (3, 8, 16)
 
 _BUILDING = threading.Lock()  # replicas may be threads, and torch's generator belongs to the process

@@ -81,15 +81,16 @@ def check_all_reduce_any_values(world: World, dtype: str) -> None:
 
 @check("all_reduce", "all_reduce(tensor) with infinities and NaN", op=("SUM", "MIN", "MAX"))
 def check_all_reduce_special_values(world: World, op: str) -> None:
-    """Infinities reduce as numbers do; NaN on one rank shows in the sum of all."""
+    """Infinities reduce as numbers do; a NaN on any rank shows in the result."""
     inputs = [
         torch.tensor([math.inf if rank == 0 else 1.0, -math.inf if rank == 0 else 2.0])
         for rank in world.ranks
     ]
     assert_same(idist.all_reduce(inputs[world.rank], op), reduced(inputs, op))
-    if op == "SUM":
-        last = world.rank == world.size - 1
-        assert idist.all_reduce(torch.tensor([math.nan if last else 1.0])).isnan().all()
+    for ill in world.ranks:
+        mine = math.nan if world.rank == ill else 1.0
+        assert idist.all_reduce(torch.tensor([mine, 1.0]), op).isnan().tolist() == [True, False]
+        assert math.isnan(idist.all_reduce(mine, op))
 
 
 @check("all_reduce", "all_reduce of 0-d, empty, n-d, non-contiguous and large tensors", shape=SHAPES)
