@@ -4,21 +4,23 @@ VENV_HOME ?= $(CURDIR)
 export VENV_HOME
 
 VARIABLES := BACKEND NP LAUNCHER DATASET ARGS DRY_RUN NNODES NODE_RANK MASTER_ADDR MASTER_PORT HOSTS \
-	PYTHON TORCH_INDEX VENV_HOME OMP_NUM_THREADS LOGDIR UPGRADE JOBS
+	PYTHON TORCH_INDEX VENV_HOME OMP_NUM_THREADS RUNTIME IMAGE TIMEOUT LOG_DIR LOGDIR \
+	UPGRADE JOBS WHEEL_CACHE
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
-$(if $(filter-out $(VARIABLES),$(GIVEN)),$(error unknown variable $(filter-out $(VARIABLES),$(GIVEN)): there are $(VARIABLES)))
+UNKNOWN := $(filter-out $(VARIABLES) HOROVOD_%,$(GIVEN))
+$(if $(UNKNOWN),$(error unknown variable $(UNKNOWN): there are $(VARIABLES)))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test conformance data tensorboard env lint format lock clean
+.PHONY: help run test conformance data tensorboard env lint lint-sbatch format lock clean
 
 help: ## This text
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "make %-12s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "make %-12s %s\n", $$1, $$2 }'
 
 run: ## Train: BACKEND=gloo NP=2 LAUNCHER=torchrun DATASET=... ARGS="--num_epochs=1 ..." DRY_RUN=1
 	@exec launchers/run.sh $(value ARGS)
 
 test: ## The tests: ARGS="-k sampler"
-	@exec docker/with.sh gloo dev -- python -m pytest $(value ARGS)
+	@exec docker/with.sh gloo dev peer -- python -m pytest $(value ARGS)
 
 conformance: ## The checks that every backend must pass: BACKEND=gloo, horovod, xla-tpu
 	@exec docker/with.sh "$${BACKEND:-gloo}" dev -- python -m pytest tests/conformance $(value ARGS)
@@ -34,6 +36,9 @@ env: ## Make an environment without running anything: BACKEND=horovod, xla-tpu
 
 lint: ## Style, types and shell scripts
 	@exec docker/with.sh gloo dev -- .ci/lint
+
+lint-sbatch: ## Mistakes in Slurm batch scripts that sbatch takes in silence: ARGS=FILE
+	@exec "$${PYTHON:-python3}" launchers/lint_sbatch.py $(value ARGS)
 
 format: ## Put the Python files into the house style
 	@exec docker/with.sh gloo dev -- ruff format

@@ -21,10 +21,10 @@ usage="usage: env.sh gloo|horovod|xla DIR [dev] [peer]"
 [ $# -ge 2 ] || die "$usage"
 dir=$2
 case $1 in
-  gloo) layers=(gloo) ;;
-  horovod) layers=(gloo horovod) ;;
+  gloo) layers=(gloo runtime) ;;
+  horovod) layers=(gloo runtime horovod) ;;
   xla)
-    layers=(xla)
+    layers=(xla runtime)
     # libtpu serves TPU hosts only
     if compgen -G '/dev/accel*' >/dev/null || [ -n "${TPU_NAME:-}" ]; then layers+=(tpu); fi
     ;;
@@ -54,8 +54,8 @@ print(hashlib.sha256(b"\0".join(parts)).hexdigest())' "$@"
 
 key() {
   case $1 in
-    gloo) hash "$index" "$locks"/{runtime,torch-gloo,torch-constraints}.txt ;;
-    xla) hash "$index" "$locks"/{runtime,torch-xla,xla}.txt ;;
+    gloo) hash "$index" "$locks"/torch-{gloo,constraints}.txt ;;
+    xla) hash "$index" "$locks"/{torch-xla,xla}.txt ;;
     horovod) hash "$("$here/horovod-wheel.sh" --key "$dir/bin/python")" "$locks/horovod.txt" ;;
     *) hash "$locks/$1.txt" ;;
   esac
@@ -71,6 +71,7 @@ install() {
   case $1 in
     gloo | xla)
       new_venv
+      # before torch, which then finds its dependencies in the versions of the lock
       pip_install --no-deps --require-hashes -r "$locks/runtime.txt"
       pip_install ${index:+--index-url "$index"} -r "$locks/torch-$1.txt"
       [ "$1" = gloo ] || pip_install --no-deps --require-hashes -r "$locks/xla.txt"

@@ -26,15 +26,17 @@ gpus() {
 np=2
 case ${BACKEND:=gloo} in
   none) launchers=(plain) np=1 ;;
-  gloo) launchers=(torchrun torch_distributed_launch spawn mpirun) ;;
-  nccl) launchers=(torchrun torch_distributed_launch spawn mpirun) np=$(gpus) ;;
-  horovod) launchers=(horovodrun spawn) ;;
+  gloo) launchers=(torchrun torch_distributed_launch spawn mpirun slurm slurm_torchrun) ;;
+  nccl) launchers=(torchrun torch_distributed_launch spawn mpirun slurm slurm_torchrun) np=$(gpus) ;;
+  horovod) launchers=(horovodrun spawn slurm) ;;
   xla-tpu) launchers=(spawn) ;;
   *) die "BACKEND=$BACKEND is unknown: use none, gloo, nccl, horovod or xla-tpu" ;;
 esac
 case ${LAUNCHER:=${launchers[0]}} in
-  plain | torchrun | torch_distributed_launch | spawn | horovodrun | mpirun) ;;
-  *) die "LAUNCHER=$LAUNCHER is unknown: use torchrun, torch_distributed_launch, spawn, horovodrun, mpirun or plain" ;;
+  plain | torchrun | torch_distributed_launch | spawn | horovodrun | mpirun) script=launchers/$LAUNCHER.sh ;;
+  slurm | slurm_torchrun) script=launchers/$LAUNCHER.sbatch ;;
+  *) die "LAUNCHER=$LAUNCHER is unknown: use torchrun, torch_distributed_launch, spawn, horovodrun, mpirun, slurm," \
+    "slurm_torchrun or plain" ;;
 esac
 [[ " ${launchers[*]} " == *" $LAUNCHER "* ]] ||
   die "LAUNCHER=$LAUNCHER cannot start BACKEND=$BACKEND: use LAUNCHER=$(IFS='|' && echo "${launchers[*]}")"
@@ -49,6 +51,6 @@ export NP
 options=()
 [ "$BACKEND" = none ] || options+=(--backend="$BACKEND")
 [ -z "$DATASET" ] || options+=(--dataset="$DATASET")
-command=("launchers/$LAUNCHER.sh" -m reference.cifar10 run "${options[@]}" "$@")
+command=("$script" -m reference.cifar10 run "${options[@]}" "$@")
 DRY_RUN=1 "${command[@]}" >/dev/null # what the launcher refuses is refused before an environment is made
 exec docker/with.sh "$BACKEND" -- "${command[@]}"

@@ -53,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         command = arguments.parse(given)
         # Texts stay texts: the option's type decides, not what a text looks like to fire.
         keep = fire.decorators.SetParseFn(str)
-        fire.Fire({"run": keep(run), "data": keep(data)}, command=command.fire_arguments(), name=arguments.PROGRAM)
+        fire.Fire(
+            {"run": keep(run), "data": keep(data)}, command=command.fire_arguments(), name=arguments.PROGRAM
+        )
     except OptionError as error:
         refuse(str(error))
 

@@ -79,7 +79,9 @@ class _Flags:
             typed, equals, value = argument.partition("=")
             name = typed.lstrip("-").replace("-", "_")
             if not argument.startswith("--") or argument == "--":
-                raise OptionError(f"{argument!r} is not an option: write --name=value{hint(name, known, '--')}")
+                raise OptionError(
+                    f"{argument!r} is not an option: write --name=value{hint(name, known, '--')}"
+                )
             positive = name.removeprefix("no").lstrip("_")
             if not equals and positive != name and self._is_switch(positive):
                 name, value = positive, "false"
@@ -96,7 +98,9 @@ class _Flags:
     def _next_value(self, name: str, rest: list[str]) -> str:
         if rest and (not rest[0].startswith("-") or re.fullmatch(r"-\.?\d.*", rest[0])):
             return rest.pop(0)
-        if self._is_switch(name) or (name not in self.extra and "true" in spec_of(self.options, name).metadata["aliases"]):
+        if self._is_switch(name) or (
+            name not in self.extra and "true" in spec_of(self.options, name).metadata["aliases"]
+        ):
             return "true"
         raise OptionError(f"--{name} needs a value: --{name}=...")
 

@@ -47,8 +47,8 @@ def _signed(value: int) -> int:
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """x >> bits as if int64 were unsigned: torch's own shift copies the sign."""
-    return (x >> bits) & (2 ** (64 - bits) - 1)
+    """x >> bits as if int64 were unsigned. torch shifts copies of the sign in; `>>` on XLA divides, which rounds up."""
+    return torch.bitwise_right_shift(x, bits) & (2 ** (64 - bits) - 1)
 
 
 def hash64(index: Tensor, key: int) -> Tensor:
@@ -89,20 +89,23 @@ def crop_and_flip(images: Tensor, drawn: Draws, *, flip: bool) -> Tensor:
     padded = torch.nn.functional.pad(images, (0, 0, PAD, PAD, PAD, PAD), value=FILL)
     steps = torch.arange(size, device=images.device)
     rows = drawn.top[:, None] + steps
-    columns = drawn.left[:, None] + (torch.where(drawn.flip[:, None], size - 1 - steps, steps) if flip else steps)
+    columns = drawn.left[:, None] + (
+        torch.where(drawn.flip[:, None], size - 1 - steps, steps) if flip else steps
+    )
     batch = torch.arange(len(images), device=images.device)[:, None, None]
     return padded[batch, rows[:, :, None], columns[:, None, :]]
 
 
 def normalise(images: Tensor) -> Tensor:
     """[B, 32, 32, 3] uint8 to [B, 3, 32, 32] float32, channels last in memory: (x / 255 - mean) / std by channel."""
-    scale, shift = _scale_and_shift(images.device)
-    return images.float().mul_(scale).add_(shift).permute(0, 3, 1, 2)
+    centre, scale = _centre_and_scale(images.device)
+    return images.float().sub_(centre).mul_(scale).permute(0, 3, 1, 2)
 
 
 @functools.cache
-def _scale_and_shift(device: torch.device) -> tuple[Tensor, Tensor]:
-    # One product and one sum, each rounded once, are the same bits on every device; a division is not.
+def _centre_and_scale(device: torch.device) -> tuple[Tensor, Tensor]:
+    # A difference and then a product, each rounded once, are the same bits on every device. A division is not, nor is a
+    # product and then a sum: XLA rounds those together.
     mean = torch.tensor(MEAN, dtype=torch.float64)
     std = torch.tensor(STD, dtype=torch.float64)
-    return (1 / (255 * std)).float().to(device), (-mean / std).float().to(device)
+    return (255 * mean).float().to(device), (1 / (255 * std)).float().to(device)

@@ -29,7 +29,9 @@ class Config:
         section="Data", choices=DATASETS,
     )  # fmt: skip
     data_path: str | None = option(None, "Folder with the data set.", section="Data", unset="data")
-    batch_size: int = option(512, "Global batch size, shared out over all processes.", section="Data", unit="images", low=1)
+    batch_size: int = option(
+        512, "Global batch size, shared out over all processes.", section="Data", unit="images", low=1
+    )
     num_workers: int = option(
         0, "Loader processes on each node. Batches are cut and augmented in bulk, so that none are needed.",
         section="Data", unit="processes", low=0,
@@ -44,20 +46,34 @@ class Config:
     )  # fmt: skip
 
     model: str = option(
-        "resnet18", "Any torchvision classification model, or resnet18_cifar (3x3 stem, made for 32x32 images).", section="Training"
+        "resnet18",
+        "Any torchvision classification model, or resnet18_cifar (3x3 stem, made for 32x32 images).",
+        section="Training",
     )
     num_epochs: int = option(5, "Passes over the training set.", section="Training", unit="epochs", low=1)
-    learning_rate: float = option(0.4, "Peak learning rate: rises from 0 during warm-up, then falls to 0.", section="Training", low=0)
-    num_warmup_epochs: int = option(1, "Length of the warm-up; at most num_epochs.", section="Training", unit="epochs", low=0)
-    momentum: float = option(0.9, "Momentum of SGD (Nesterov's form; 0 is plain SGD).", section="Training", low=0, below=1)
+    learning_rate: float = option(
+        0.4, "Peak learning rate: rises from 0 during warm-up, then falls to 0.", section="Training", low=0
+    )
+    num_warmup_epochs: int = option(
+        1, "Length of the warm-up; at most num_epochs.", section="Training", unit="epochs", low=0
+    )
+    momentum: float = option(
+        0.9, "Momentum of SGD (Nesterov's form; 0 is plain SGD).", section="Training", low=0, below=1
+    )
     weight_decay: float = option(1e-4, "L2 penalty of SGD.", section="Training", low=0)
     with_amp: str | None = option(
         None, "Mixed precision; auto is fp16 on a GPU and bf16 elsewhere.", section="Training",
         choices=("fp16", "bf16", "auto"), aliases={"true": "auto", "false": None}, unset="off",
     )  # fmt: skip
-    sync_bn: bool = option(False, "Batch norm over the global batch instead of each process's share.", section="Training")
+    sync_bn: bool = option(
+        False, "Batch norm over the global batch instead of each process's share.", section="Training"
+    )
     seed: int = option(
-        543, "Decides initial weights, sample order and augmentation.", section="Training", low=0, high=2**32 - 1
+        543,
+        "Decides initial weights, sample order and augmentation.",
+        section="Training",
+        low=0,
+        high=2**32 - 1,
     )
     deterministic: bool = option(
         False, "Only operations that give the same bits every time; others are an error.", section="Training"
@@ -67,22 +83,38 @@ class Config:
         section="Training", unit="threads", low=1, unset="cores / processes on the node",
     )  # fmt: skip
 
-    output_path: str = option("output-cifar10", "Each run makes a folder of its own in here.", section="Records")
+    output_path: str = option(
+        "output-cifar10", "Each run makes a folder of its own in here.", section="Records"
+    )
     validate_every: int = option(
-        3, "Evaluate on the test set every so many epochs, and at the end.", section="Records", unit="epochs", low=1
+        3,
+        "Evaluate on the test set every so many epochs, and at the end.",
+        section="Records",
+        unit="epochs",
+        low=1,
     )
     train_metrics: str = option(
         "running", "Training accuracy and loss: running takes the epoch's batches as they were trained on; full makes an"
         " extra evaluation pass over the training set.", section="Records", choices=("running", "full"),
     )  # fmt: skip
     log_every_iters: int = option(
-        15, "Log loss, learning rate and speed every so many iterations (0: never).", section="Records", unit="iterations", low=0
+        15,
+        "Log loss, learning rate and speed every so many iterations (0: never).",
+        section="Records",
+        unit="iterations",
+        low=0,
     )
     with_tensorboard: bool = option(True, "Write TensorBoard events.", section="Records")
-    with_clearml: bool = option(False, "Report to ClearML (CLEARML_OFFLINE_MODE=1 needs no server).", section="Records")
+    with_clearml: bool = option(
+        False, "Report to ClearML (CLEARML_OFFLINE_MODE=1 needs no server).", section="Records"
+    )
 
     checkpoint_every: int = option(
-        200, "Write a checkpoint every so many iterations, and at the end.", section="Checkpoints", unit="iterations", low=1
+        200,
+        "Write a checkpoint every so many iterations, and at the end.",
+        section="Checkpoints",
+        unit="iterations",
+        low=1,
     )
     n_saved: int = option(2, "Training checkpoints to keep.", section="Checkpoints", unit="files", low=1)
     resume_from: str | None = option(
@@ -95,13 +127,19 @@ class Config:
     )  # fmt: skip
 
     backend: str | None = option(
-        None, "How processes talk to each other.", section="Processes", choices=BACKENDS, unset="none, a single process"
+        None,
+        "How processes talk to each other.",
+        section="Processes",
+        choices=BACKENDS,
+        unset="none, a single process",
     )
     nproc_per_node: int | None = option(
         None, "Start this many processes here. Leave it out under torchrun and other launchers.", section="Processes",
         unit="processes", low=1, unset="1, or what the launcher started",
     )  # fmt: skip
-    nnodes: int | None = option(None, "Machines that take part.", section="Processes", unit="nodes", low=1, unset="1")
+    nnodes: int | None = option(
+        None, "Machines that take part.", section="Processes", unit="nodes", low=1, unset="1"
+    )
     node_rank: int | None = option(None, "Which of them this is, from 0.", section="Processes", low=0)
     master_addr: str | None = option(None, "Address of node 0.", section="Processes")
     master_port: int | None = option(None, "Free port on node 0.", section="Processes", low=1, high=65535)
@@ -110,14 +148,20 @@ class Config:
         choices=("spawn", "fork", "forkserver"), unset="spawn",
     )  # fmt: skip
     timeout: float = option(
-        600.0, "A process that waits longer than this for the others gives up.", section="Processes", unit="seconds", low=1
+        600.0,
+        "A process that waits longer than this for the others gives up.",
+        section="Processes",
+        unit="seconds",
+        low=1,
     )
 
     def __post_init__(self) -> None:
         for spec in fields(self):
             object.__setattr__(self, spec.name, convert(type(self), spec.name, getattr(self, spec.name)))
         if self.num_warmup_epochs > self.num_epochs:
-            raise OptionError(f"num_warmup_epochs ({self.num_warmup_epochs}) must not be more than num_epochs ({self.num_epochs})")
+            raise OptionError(
+                f"num_warmup_epochs ({self.num_warmup_epochs}) must not be more than num_epochs ({self.num_epochs})"
+            )
         if self.max_train_samples is not None and self.max_train_samples < self.batch_size:
             raise OptionError(
                 f"max_train_samples ({self.max_train_samples}) must be at least one batch (batch_size is {self.batch_size})"
@@ -138,7 +182,11 @@ class Config:
 
     def changed(self) -> dict[str, Any]:
         """The options whose value is not the default."""
-        return {spec.name: getattr(self, spec.name) for spec in fields(self) if getattr(self, spec.name) != spec.default}
+        return {
+            spec.name: getattr(self, spec.name)
+            for spec in fields(self)
+            if getattr(self, spec.name) != spec.default
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """All options by name, plain values."""
@@ -170,7 +218,9 @@ def check_divisible(batch_size: int, world_size: int) -> None:
     if batch_size % world_size:
         lower, upper = batch_size // world_size * world_size, -(-batch_size // world_size) * world_size
         sizes = f"{lower} or {upper}" if lower else f"{upper}"
-        raise OptionError(f"batch_size {batch_size} cannot be shared out over {world_size} processes: take {sizes}")
+        raise OptionError(
+            f"batch_size {batch_size} cannot be shared out over {world_size} processes: take {sizes}"
+        )
 
 
 def read_yaml(path: str) -> dict[str, Any]:
@@ -190,7 +240,9 @@ def read_yaml(path: str) -> dict[str, Any]:
     if content is None:
         return {}
     if not isinstance(content, Mapping) or not all(isinstance(name, str) for name in content):
-        raise OptionError(f"--config={path} must hold lines like `batch_size: 256`, got {type(content).__name__}")
+        raise OptionError(
+            f"--config={path} must hold lines like `batch_size: 256`, got {type(content).__name__}"
+        )
     return convert_all(Config, content, where=f"{path}: ")
 
 
@@ -206,4 +258,3 @@ def make_config(flags: Mapping[str, Any], config_file: str | None = None) -> Con
     """
     from_file = read_yaml(config_file) if config_file is not None else {}
     return Config(**{**from_file, **convert_all(Config, flags)})
-

@@ -69,7 +69,9 @@ def get_dataflow(config: Config, images: datasets.ImageSet) -> tuple[Any, Any]:
     """The training loader (shuffled, whole batches only) and the loader of the test set."""
     train = training_array(config, images)
     if len(train) < config.batch_size:
-        raise datasets.DataError(f"batch_size ({config.batch_size}) is more than the {len(train):,} training images")
+        raise datasets.DataError(
+            f"batch_size ({config.batch_size}) is more than the {len(train):,} training images"
+        )
     train_loader = idist.auto_dataloader(
         train,
         batch_size=config.batch_size,
@@ -102,7 +104,9 @@ def _loader_options(config: Config) -> dict[str, Any]:
 def evaluation_batch(batch: Batch, device: torch.device, non_blocking: bool) -> tuple[Tensor, Tensor]:
     """Normalised images [B, 3, 32, 32] float32 and labels [B] int64 on the device."""
     images, labels, _ = batch
-    return normalise(images.to(device, non_blocking=non_blocking)), labels.to(device, non_blocking=non_blocking)
+    return normalise(images.to(device, non_blocking=non_blocking)), labels.to(
+        device, non_blocking=non_blocking
+    )
 
 
 def training_batch(seed: int, flip: bool, epoch: Callable[[], int]) -> Callable[..., tuple[Tensor, Tensor]]:

@@ -20,7 +20,6 @@ from reference.cifar10.summary import show
 from reference.cifar10.trainer import training
 from reference.idist import environment
 
-
 _FEW_ITERATIONS = 10
 
 
@@ -69,7 +68,10 @@ def with_data(config: Config, *, report: bool) -> Config:
         raise OptionError(str(error)) from None
     train = sizes.train if config.max_train_samples is None else config.max_train_samples
     test = sizes.test if config.max_eval_samples is None else config.max_eval_samples
-    for option, wanted, there in (("max_train_samples", train, sizes.train), ("max_eval_samples", test, sizes.test)):
+    for option, wanted, there in (
+        ("max_train_samples", train, sizes.train),
+        ("max_eval_samples", test, sizes.test),
+    ):
         if wanted > there:
             raise OptionError(f"{option} ({wanted}) is more than the {there:,} images of this data set")
     if config.batch_size > train:
@@ -77,7 +79,9 @@ def with_data(config: Config, *, report: bool) -> Config:
     say(f"Training on {train:,} images in batches of {config.batch_size}, testing on {test:,}.")
     iterations = train // config.batch_size
     if iterations < _FEW_ITERATIONS:
-        say(f"An epoch has only {iterations} iterations: a smaller --batch_size learns more from so few images.")
+        say(
+            f"An epoch has only {iterations} iterations: a smaller --batch_size learns more from so few images."
+        )
     return dataclasses.replace(config, dataset=name)
 
 

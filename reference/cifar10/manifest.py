@@ -23,7 +23,17 @@ from reference.cifar10.config import Config
 from reference.cifar10.datasets import ImageSet
 from reference.idist import environment
 
-_PACKAGES = ("torch", "torchvision", "numpy", "tensorboard", "clearml", "fire", "horovod", "torch_xla", "scikit-learn")
+_PACKAGES = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "tensorboard",
+    "clearml",
+    "fire",
+    "horovod",
+    "torch_xla",
+    "scikit-learn",
+)
 
 
 def collect(config: Config, images: ImageSet, resumed_from: str | None) -> dict[str, Any]:
@@ -35,7 +45,12 @@ def collect(config: Config, images: ImageSet, resumed_from: str | None) -> dict[
         resumed_from: the checkpoint that the run goes on from.
     """
     ranks = idist.all_gather(
-        {"rank": idist.get_rank(), "host": idist.hostname(), "device": _device(), "threads": torch.get_num_threads()}
+        {
+            "rank": idist.get_rank(),
+            "host": idist.hostname(),
+            "device": _device(),
+            "threads": torch.get_num_threads(),
+        }
     )
     layout = environment.detect(os.environ)
     spawned = multiprocessing.parent_process() is not None
@@ -92,7 +107,9 @@ def git_state() -> dict[str, Any]:
 
     def git(*arguments: str) -> str | None:
         try:
-            answer = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=20)
+            answer = subprocess.run(
+                ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=20
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
         return answer.stdout.strip() if answer.returncode == 0 else None
@@ -123,7 +140,10 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")),
+        platform.machine(),
+    )
 
 
 def _parent_command() -> str | None:

@@ -5,6 +5,8 @@ torchvision is imported only for its own models.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 
@@ -41,10 +43,12 @@ class ResNet18Cifar(nn.Module):
 
     def __init__(self, num_classes: int = NUM_CLASSES) -> None:
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True))
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)
+        )
         widths = (64, 64, 64, 128, 128, 256, 256, 512, 512)
         self.blocks = nn.Sequential(
-            *(BasicBlock(a, b, stride=1 if a == b else 2) for a, b in zip(widths, widths[1:], strict=False))
+            *(BasicBlock(a, b, stride=1 if a == b else 2) for a, b in itertools.pairwise(widths))
         )
         self.head = nn.Linear(512, num_classes)
         for module in self.modules():
@@ -88,4 +92,6 @@ def check(name: str) -> None:
             reason = str(error).strip().splitlines()[0]
             raise OptionError(f"model {name} does not take images of 32x32 pixels: {reason}") from None
     if not isinstance(output, Tensor) or output.shape != (2, NUM_CLASSES):
-        raise OptionError(f"model {name} does not give one row of {NUM_CLASSES} logits for each image; take another one")
+        raise OptionError(
+            f"model {name} does not give one row of {NUM_CLASSES} logits for each image; take another one"
+        )

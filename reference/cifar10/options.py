@@ -12,7 +12,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, field, fields
-from typing import Any, TypeVar, cast, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ def option(
         "meaning": meaning, "section": section, "unit": unit, "low": low, "below": below, "high": high,
         "choices": tuple(choices), "aliases": dict(aliases or {}), "unset": unset,
     }  # fmt: skip
-    return cast(T, field(default=default, metadata=metadata))
+    return field(default=default, metadata=metadata)
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
@@ -169,7 +169,13 @@ def convert_all(options: type, values: Mapping[str, Any], where: str = "") -> di
 
 
 def _shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def help_text(options: type, width: int = 100) -> str:

@@ -21,7 +21,15 @@ from reference.handlers.loggers import ScalarLogger
 from reference.utils import LOG_FORMAT, setup_logger
 
 NAME = "CIFAR10-Training"
-_HYPER_PARAMETERS = ("model", "batch_size", "momentum", "weight_decay", "num_epochs", "learning_rate", "num_warmup_epochs")
+_HYPER_PARAMETERS = (
+    "model",
+    "batch_size",
+    "momentum",
+    "weight_decay",
+    "num_epochs",
+    "learning_rate",
+    "num_warmup_epochs",
+)
 
 
 def make_logger(run: RunDirectory) -> logging.Logger:
@@ -39,7 +47,9 @@ def log_basic_info(logger: logging.Logger, config: Config, run: RunDirectory, ti
     logger.info("- Reference version: %s", reference.__version__)
     if idist.device().type == "cuda":
         logger.info("- GPU device: %s", torch.cuda.get_device_name(idist.device()))
-        logger.info("- CUDA version: %s, cuDNN version: %s", torch.version.cuda, torch.backends.cudnn.version())
+        logger.info(
+            "- CUDA version: %s, cuDNN version: %s", torch.version.cuda, torch.backends.cudnn.version()
+        )
     logger.info("Configuration:")
     for name, value in config.to_dict().items():
         logger.info("\t%s: %s", name, value)
@@ -50,10 +60,19 @@ def log_basic_info(logger: logging.Logger, config: Config, run: RunDirectory, ti
     logger.info("Run directory: %s", run.path)
 
 
-def log_metrics(logger: logging.Logger, epoch: int, seconds: float | None, tag: str, metrics: Mapping[str, float]) -> None:
+def log_metrics(
+    logger: logging.Logger, epoch: int, seconds: float | None, tag: str, metrics: Mapping[str, float]
+) -> None:
     """Log the accuracy and the loss of an evaluation; `seconds` is what it took, None if it took no pass of its own."""
     took = "" if seconds is None else f" ({seconds:.2f} s)"
-    logger.info("Epoch %d - %s metrics%s: accuracy %.4f, loss %.4f", epoch, tag, took, metrics["Accuracy"], metrics["Loss"])
+    logger.info(
+        "Epoch %d - %s metrics%s: accuracy %.4f, loss %.4f",
+        epoch,
+        tag,
+        took,
+        metrics["Accuracy"],
+        metrics["Loss"],
+    )
 
 
 class IterationLog:
@@ -80,7 +99,11 @@ class IterationLog:
         loss = idist.all_reduce(float(state.output["loss"]), "AVERAGE")
         (first, begin), now = self._since, time.perf_counter()
         self._since = (state.iteration, now)
-        values = (loss, self._optimizer.param_groups[0]["lr"], (state.iteration - first) * self._batch_size / (now - begin))
+        values = (
+            loss,
+            self._optimizer.param_groups[0]["lr"],
+            (state.iteration - first) * self._batch_size / (now - begin),
+        )
         state.metrics.update(zip(self.names, values, strict=True))
         place = f"Epoch {state.epoch}/{state.max_epochs} [{state.epoch_iteration}/{state.epoch_length}]"
         self._logger.info("%s loss %.4f, lr %.4g, %.0f images/s", place, *values)
@@ -103,15 +126,21 @@ class Loggers:
         if config.with_clearml:
             self._all.append(ClearMLLogger())
 
-    def attach(self, trainer: Engine, iterations: EventChoice | None, evaluators: Mapping[str, Engine]) -> None:
+    def attach(
+        self, trainer: Engine, iterations: EventChoice | None, evaluators: Mapping[str, Engine]
+    ) -> None:
         """Log what `IterationLog` found, the epoch's training metrics, and the metrics of every evaluation."""
         for logger in self._all:
             if iterations is not None:
                 logger.attach_output_handler(trainer, iterations, "training", IterationLog.names)
-            logger.attach_output_handler(trainer, Events.EPOCH_COMPLETED, "train", ("Accuracy", "Loss", "throughput"))
+            logger.attach_output_handler(
+                trainer, Events.EPOCH_COMPLETED, "train", ("Accuracy", "Loss", "throughput")
+            )
             for name, evaluator in evaluators.items():
                 step = global_step_from_engine(trainer, Events.EPOCH_COMPLETED)
-                logger.attach_output_handler(evaluator, Events.COMPLETED, name, "all", global_step_transform=step)
+                logger.attach_output_handler(
+                    evaluator, Events.COMPLETED, name, "all", global_step_transform=step
+                )
 
     def close(self) -> None:
         """Write out what is pending."""
@@ -125,7 +154,9 @@ def _clearml_task(config: Config, run: RunDirectory) -> Any:
     from clearml import Task
 
     # What the run reports is chosen here; ClearML's own hooks into torch and TensorBoard would report it twice.
-    task = Task.init(NAME, task_name=run.path.name, auto_connect_frameworks=False, auto_connect_arg_parser=False)
+    task: Any = Task.init(
+        NAME, task_name=run.path.name, auto_connect_frameworks=False, auto_connect_arg_parser=False
+    )
     task.connect_configuration(config.to_dict())
     task.connect({name: getattr(config, name) for name in _HYPER_PARAMETERS})
     return task

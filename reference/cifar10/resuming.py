@@ -18,7 +18,15 @@ from reference.handlers import load_checkpoint
 # A change of these would make it another experiment, or put samples at other places of the order.
 _SAME = ("model", "dataset", "seed", "batch_size", "max_train_samples", "with_amp")
 # A change of these is a choice that is worth a line.
-_TOLD = ("num_epochs", "learning_rate", "num_warmup_epochs", "momentum", "weight_decay", "sync_bn", "deterministic")
+_TOLD = (
+    "num_epochs",
+    "learning_rate",
+    "num_warmup_epochs",
+    "momentum",
+    "weight_decay",
+    "sync_bn",
+    "deterministic",
+)
 
 
 class RunIdentity:
@@ -28,7 +36,7 @@ class RunIdentity:
     """
 
     def __init__(self, config: Config, data_checksum: str, logger: logging.Logger) -> None:
-        self._state = {"config": config.to_dict(), "data": data_checksum}
+        self._state: dict[str, Any] = {"config": config.to_dict(), "data": data_checksum}
         self._logger = logger
 
     def state_dict(self) -> dict[str, Any]:
@@ -45,10 +53,14 @@ class RunIdentity:
         if problem := other_experiment(then, now):
             raise ValueError(f"the checkpoint is of another run: {problem}")
         if state["data"] != self._state["data"]:
-            raise ValueError("the checkpoint was trained on other data: the checksums of the data sets differ")
+            raise ValueError(
+                "the checkpoint was trained on other data: the checksums of the data sets differ"
+            )
         for name in _TOLD:
             if then[name] != now[name]:
-                self._logger.warning("Resuming with %s=%s; the checkpoint was written with %s.", name, now[name], then[name])
+                self._logger.warning(
+                    "Resuming with %s=%s; the checkpoint was written with %s.", name, now[name], then[name]
+                )
 
 
 class RandomState:
@@ -112,7 +124,9 @@ def newest_first(folder: Path) -> list[Path]:
 def _problem(path: Path, config: Config) -> str | None:
     checkpoint = load_checkpoint(path)
     if "run" not in checkpoint:
-        raise ValueError(f"{str(path)!r} is no training checkpoint: it holds only {[k for k in checkpoint if k != 'schema']}")
+        raise ValueError(
+            f"{str(path)!r} is no training checkpoint: it holds only {[k for k in checkpoint if k != 'schema']}"
+        )
     return other_experiment(checkpoint["run"]["config"], config.to_dict())
 
 

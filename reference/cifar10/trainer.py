@@ -7,27 +7,41 @@ How many processes there are, and how they talk, is behind `idist`.
 
 from __future__ import annotations
 
-import math
-import os
 import time
 import traceback
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn, optim
-from torch.optim import Optimizer
+from torch import nn
 
 import reference.idist as idist
-from reference.cifar10 import datasets, manifest, model, resuming
+from reference.cifar10 import datasets, manifest, resuming
 from reference.cifar10.config import Config
-from reference.cifar10.data import evaluation_batch, get_dataflow, get_evaluation_loader, training_array, training_batch
+from reference.cifar10.data import get_dataflow, get_evaluation_loader, training_array
 from reference.cifar10.outcome import FINISHED, STOP_ITERATION, STOPPED_BY, Outcome
-from reference.cifar10.reporting import IterationLog, Loggers, log_basic_info, log_metrics, logged_iterations, make_logger
+from reference.cifar10.parts import (
+    Evaluator,
+    check_finite,
+    create_trainer,
+    get_lr_scheduler,
+    get_model,
+    get_optimizer,
+    set_up_process,
+    settle_gradient_buckets,
+)
+from reference.cifar10.reporting import (
+    IterationLog,
+    Loggers,
+    log_basic_info,
+    log_metrics,
+    logged_iterations,
+    make_logger,
+)
 from reference.cifar10.rundir import RunDirectory, write_json
 from reference.cifar10.stopping import StopRequest
-from reference.engine import Engine, Events, create_supervised_evaluator, create_supervised_trainer
-from reference.handlers import Checkpoint, ClearMLSaver, PiecewiseLinear, common, global_step_from_engine
-from reference.metrics import Accuracy, Loss, Metric, Throughput
+from reference.engine import Engine, Events
+from reference.handlers import Checkpoint, ClearMLSaver, common, global_step_from_engine
+from reference.metrics import Throughput
 from reference.utils import manual_seed
 
 
@@ -71,20 +85,21 @@ def train(config: Config, run: RunDirectory, outcome: Outcome, stop: StopRequest
     images = datasets.load(config.dataset, config.data_dir)
     outcome.data = images.title
     checkpoint = resuming.find_checkpoint(config)
-    facts = manifest.collect(config, images, None if checkpoint is None else str(checkpoint))
-    if idist.get_rank() == 0:
-        write_json(run.config, config.to_dict())
-        write_json(run.manifest, facts)
+    write_description(config, run, images, checkpoint)
     log_basic_info(logger, config, run, images.title)
 
     manual_seed(config.seed + idist.get_rank())
     train_loader, val_loader = get_dataflow(config, images)
-    net = get_model(config)
-    optimizer = get_optimizer(config, net)
+    model = get_model(config)
+    optimizer = get_optimizer(config, model)
     criterion = nn.CrossEntropyLoss()
     lr_scheduler = get_lr_scheduler(config, optimizer, len(train_loader))
-    trainer, running = create_trainer(config, net, optimizer, criterion, flip=images.flip)
+    trainer, running = create_trainer(config, model, optimizer, criterion, flip=images.flip)
     trainer.logger = logger
+    evaluators = {"val": Evaluator(config, model, criterion, val_loader)}
+    if config.train_metrics == "full":
+        whole = get_evaluation_loader(config, training_array(config, images))
+        evaluators["train_full"] = Evaluator(config, model, criterion, whole)
 
     throughput = Throughput(config.batch_size // idist.get_world_size(), warmup=min(10, len(train_loader)))
     throughput.attach(trainer, "throughput")
@@ -95,12 +110,10 @@ def train(config: Config, run: RunDirectory, outcome: Outcome, stop: StopRequest
         iteration_log = IterationLog(logger, optimizer, config.batch_size)
         trainer.add_event_handler(Events.EPOCH_STARTED, iteration_log.start)
         trainer.add_event_handler(iterations, iteration_log)
-
-    save_handler = ClearMLSaver(dirname=run.checkpoints) if config.with_clearml else run.checkpoints
     to_save = {
         "run": resuming.RunIdentity(config, images.checksum, logger),
         "trainer": trainer,
-        "model": net,
+        "model": model,
         "optimizer": optimizer,
         "lr_scheduler": lr_scheduler,
         "random": resuming.RandomState(),
@@ -108,49 +121,19 @@ def train(config: Config, run: RunDirectory, outcome: Outcome, stop: StopRequest
     }
     if trainer.state.scaler is not None:
         to_save["scaler"] = trainer.state.scaler
-    save = common.setup_common_training_handlers(
-        trainer,
-        train_sampler=getattr(train_loader, "sampler", None),
-        to_save=to_save,
-        save_every_iters=config.checkpoint_every,
-        save_handler=save_handler,
-        lr_scheduler=lr_scheduler,
-        with_pbars=config.log_every_iters > 0,
-        log_every_iters=config.log_every_iters or 100,
-        clear_cuda_cache=False,
-        n_saved=config.n_saved,
-        global_step_transform=lambda engine, _: engine.state.iteration,
-    )
-    assert save is not None
-
-    evaluators = {"val": Evaluator(config, net, criterion, val_loader)}
-    if config.train_metrics == "full":
-        whole = get_evaluation_loader(config, training_array(config, images))
-        evaluators["train_full"] = Evaluator(config, net, criterion, whole)
-    evaluators["val"].engine.add_event_handler(
-        Events.COMPLETED,
-        Checkpoint(
-            {"model": net},
-            save_handler,
-            filename_prefix="best",
-            n_saved=2,
-            global_step_transform=global_step_from_engine(trainer),
-            score_name="val_accuracy",
-            score_function=Checkpoint.get_default_score_fn("Accuracy"),
-        ),
-    )
     loggers = Loggers(config, run)
     loggers.attach(trainer, iterations, {name: evaluator.engine for name, evaluator in evaluators.items()})
+    save = save_checkpoints(config, run, to_save, train_loader, evaluators["val"].engine)
 
     def run_validation() -> None:
-        epoch, state = trainer.state.epoch, trainer.state
+        epoch, metrics = trainer.state.epoch, trainer.state.metrics
         if epoch == outcome.evaluated_epoch:
             return
         if "train_full" in evaluators:
             outcome.train_metrics, seconds, _ = evaluators["train_full"].run()
             log_metrics(logger, epoch, seconds, "train", outcome.train_metrics)
-        elif "Accuracy" in state.metrics:
-            outcome.train_metrics = {name: state.metrics[name] for name in ("Accuracy", "Loss")}
+        elif "Accuracy" in metrics:  # not there when a finished run was resumed
+            outcome.train_metrics = {name: metrics[name] for name in ("Accuracy", "Loss")}
             log_metrics(logger, epoch, None, "train", outcome.train_metrics)
         outcome.val_metrics, seconds, outcome.n_evaluated = evaluators["val"].run()
         outcome.evaluated_epoch = epoch
@@ -176,129 +159,63 @@ def train(config: Config, run: RunDirectory, outcome: Outcome, stop: StopRequest
     trainer.add_event_handler(Events.ITERATION_COMPLETED, stop_if_asked)
     trainer.add_event_handler(Events.EPOCH_COMPLETED(every=config.validate_every), run_validation)
     trainer.add_event_handler(Events.COMPLETED, finish)
-
     if checkpoint is not None:
+        settle_gradient_buckets(model, optimizer)
         Checkpoint.load_objects(to_save, checkpoint)
         outcome.epoch, outcome.iteration = trainer.state.epoch, trainer.state.iteration
         logger.info("Resumed from %s: going on after iteration %d", checkpoint, outcome.iteration)
         if config.stop_iteration is not None and config.stop_iteration <= outcome.iteration:
-            raise ValueError(f"stop_iteration ({config.stop_iteration}) is not after the {outcome.iteration} of the checkpoint")
+            raise ValueError(
+                f"stop_iteration ({config.stop_iteration}) is not after the {outcome.iteration} of the checkpoint"
+            )
     try:
         trainer.run(train_loader, max_epochs=config.num_epochs)
     finally:
         loggers.close()
 
 
-def set_up_process(config: Config) -> None:
-    """Threads and determinism of this process, the same in every launcher."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(config.threads or max(1, cores // idist.get_nproc_per_node()))
-    if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this
-    torch.use_deterministic_algorithms(config.deterministic)
-    torch.backends.cudnn.benchmark = not config.deterministic
+def write_description(
+    config: Config, run: RunDirectory, images: datasets.ImageSet, checkpoint: Path | None
+) -> None:
+    """config.json and manifest.json; collective."""
+    facts = manifest.collect(config, images, None if checkpoint is None else str(checkpoint))
+    if idist.get_rank() == 0:
+        write_json(run.config, config.to_dict())
+        write_json(run.manifest, facts)
 
 
-def get_model(config: Config) -> nn.Module:
-    """The model on this rank's device, ready to train together with the other ranks."""
-    net = model.build(config.model)
-    if idist.device().type in ("cpu", "cuda"):
-        net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # batches come like that
-    return idist.auto_model(net, sync_bn=config.sync_bn)
+def save_checkpoints(
+    config: Config, run: RunDirectory, to_save: dict[str, Any], train_loader: Any, val_evaluator: Engine
+) -> Checkpoint:
+    """Set up the trainer's usual handlers, among them the one that saves, and keep the best two models.
 
-
-def get_optimizer(config: Config, net: nn.Module) -> Optimizer:
-    """SGD with Nesterov's momentum."""
-    optimizer = optim.SGD(
-        net.parameters(),
-        lr=config.learning_rate,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-        nesterov=config.momentum > 0,
-        fused=idist.device().type in ("cpu", "cuda"),
-    )
-    return idist.auto_optim(optimizer)
-
-
-def get_lr_scheduler(config: Config, optimizer: Optimizer, iterations_per_epoch: int) -> PiecewiseLinear:
-    """Linear warm-up from 0 to the learning rate, then linear decay to 0 at the end of the run."""
-    warm, end = (iterations_per_epoch * epochs for epochs in (config.num_warmup_epochs, config.num_epochs))
-    milestones = [(0, 0.0)] if warm else []
-    milestones.append((warm, config.learning_rate))
-    if warm < end:
-        milestones.append((end, 0.0))
-    return PiecewiseLinear(optimizer, param_name="lr", milestones_values=milestones)
-
-
-def amp_mode(config: Config) -> str | None:
-    """`with_amp` as the engine calls it."""
-    return "amp" if config.with_amp == "auto" else config.with_amp
-
-
-def create_trainer(
-    config: Config, net: nn.Module, optimizer: Optimizer, criterion: nn.Module, *, flip: bool
-) -> tuple[Engine, dict[str, Metric]]:
-    """The training engine, and the metrics over the batches of an epoch as they were trained on."""
-    trainer = create_supervised_trainer(
-        net,
-        optimizer,
-        criterion,
-        device=idist.device(),
-        non_blocking=True,
-        prepare_batch=training_batch(config.seed, flip, epoch=lambda: trainer.state.epoch),
-        output_transform=lambda x, y, y_pred, loss: {"loss": loss.detach(), "y_pred": y_pred.detach(), "y": y},
-        amp_mode=amp_mode(config),
-    )
-    running: dict[str, Metric] = {
-        "train_accuracy": Accuracy(output_transform=lambda output: (output["y_pred"], output["y"])),
-        "train_loss": Loss(lambda loss, y: loss, output_transform=lambda output: (output["loss"], output["y"])),
-    }
-    running["train_accuracy"].attach(trainer, "Accuracy")
-    running["train_loss"].attach(trainer, "Loss")
-    return trainer, running
-
-
-class Evaluator:
-    """An evaluation engine over one loader, which makes sure that every sample was counted once."""
-
-    def __init__(self, config: Config, net: nn.Module, criterion: nn.Module, loader: Any) -> None:
-        self._loader = loader
-        self._accuracy = Accuracy()
-        self.engine = create_supervised_evaluator(
-            net,
-            metrics={"Accuracy": self._accuracy, "Loss": Loss(criterion)},
-            device=idist.device(),
-            non_blocking=True,
-            prepare_batch=evaluation_batch,
-            amp_mode=amp_mode(config),
-        )
-
-    def run(self) -> tuple[dict[str, float], float, int]:
-        """Metrics over all ranks, seconds that it took, and the number of samples counted.
-
-        Raises:
-            RuntimeError: that number is not the size of the data set.
-        """
-        state = self.engine.run(self._loader)
-        counted, expected = self._accuracy.count, len(self._loader.dataset)
-        if counted != expected:
-            raise RuntimeError(f"the evaluation counted {counted:,} samples of {expected:,}")
-        return dict(state.metrics), state.times["COMPLETED"], counted
-
-
-def check_finite(trainer: Engine, *, ended_early: bool) -> None:
-    """Fail, on all ranks, when a loss of any rank was NaN or infinite.
-
-    Args:
-        trainer: whose last loss is looked at.
-        ended_early: the handler that looks at all losses has ended the run.
-
-    Raises:
-        FloatingPointError: it was.
+    Returns:
+        The handler that saves a training checkpoint.
     """
-    output = trainer.state.output  # None when a finished run was resumed
-    broken = output is not None and not math.isfinite(float(output["loss"]))
-    if idist.all_reduce(broken, "OR") or ended_early:
-        raise FloatingPointError(
-            f"the loss is NaN or infinite at or before iteration {trainer.state.iteration}: try a smaller learning_rate"
-        )
+    trainer: Engine = to_save["trainer"]
+    save_handler = ClearMLSaver(dirname=run.checkpoints) if config.with_clearml else run.checkpoints
+    best = Checkpoint(
+        {"model": to_save["model"]},
+        save_handler,
+        filename_prefix="best",
+        n_saved=2,
+        global_step_transform=global_step_from_engine(trainer),
+        score_name="val_accuracy",
+        score_function=Checkpoint.get_default_score_fn("Accuracy"),
+    )
+    val_evaluator.add_event_handler(Events.COMPLETED, best)
+    save = common.setup_common_training_handlers(
+        trainer,
+        train_sampler=getattr(train_loader, "sampler", None),
+        to_save=to_save,
+        save_every_iters=config.checkpoint_every,
+        save_handler=save_handler,
+        lr_scheduler=to_save["lr_scheduler"],
+        with_pbars=config.log_every_iters > 0,
+        log_every_iters=config.log_every_iters or 100,
+        clear_cuda_cache=False,
+        n_saved=config.n_saved,
+        global_step_transform=lambda engine, _: engine.state.iteration,
+    )
+    assert save is not None, "to_save was given"
+    return save

@@ -107,7 +107,7 @@ def _model_class() -> Any:
     if not Task.is_offline():
         return OutputModel
 
-    class OfflineModel(OutputModel):  # type: ignore[misc]
+    class OfflineModel(OutputModel):
         """clearml 2.1.12 fails when it asks an offline model, which it cannot have published, whether it is."""
 
         published = False

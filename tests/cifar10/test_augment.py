@@ -41,7 +41,13 @@ def augment_one(image: np.ndarray, top: int, left: int, mirrored: bool) -> np.nd
 
 def test_first_outputs_are_those_of_splitmix64() -> None:
     # Published first outputs for the state 1234567.
-    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821]
+    expected = [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
     found = [value % WORD for value in hash64(torch.arange(5), 1234567).tolist()]
     assert found == expected
 
@@ -60,7 +66,9 @@ def test_pixels_follow_the_definition(flip: bool) -> None:
     found = crop_and_flip(torch.from_numpy(images), draws(index, seed=3, epoch=2), flip=flip).numpy()
     for position, sample in enumerate(index.tolist()):
         top, left, mirrored = decisions(3, 2, sample)
-        np.testing.assert_array_equal(found[position], augment_one(images[position], top, left, mirrored and flip))
+        np.testing.assert_array_equal(
+            found[position], augment_one(images[position], top, left, mirrored and flip)
+        )
 
 
 def test_every_corner_offset() -> None:
@@ -78,7 +86,9 @@ def test_a_sample_does_not_depend_on_its_batch() -> None:
     index = torch.randperm(50_000)[:64]
     whole = crop_and_flip(images, draws(index, seed=543, epoch=4), flip=True)
     for part in (slice(0, 1), slice(5, 23), slice(63, 64)):
-        assert torch.equal(whole[part], crop_and_flip(images[part], draws(index[part], seed=543, epoch=4), flip=True))
+        assert torch.equal(
+            whole[part], crop_and_flip(images[part], draws(index[part], seed=543, epoch=4), flip=True)
+        )
 
 
 def test_epochs_seeds_and_samples_differ() -> None:

@@ -49,7 +49,10 @@ WRONG = [
     ("run --momentum=1", "below 1"),
     ("run --weight_decay=-1", "at least 0"),
     ("run --num_epochs=0", "at least 1"),
-    ("run --num_epochs=2 --num_warmup_epochs=3", "num_warmup_epochs (3) must not be more than num_epochs (2)"),
+    (
+        "run --num_epochs=2 --num_warmup_epochs=3",
+        "num_warmup_epochs (3) must not be more than num_epochs (2)",
+    ),
     ("run --num_workers=-1", "at least 0"),
     ("run --validate_every=0", "at least 1"),
     ("run --checkpoint_every=0", "at least 1"),
@@ -92,14 +95,18 @@ def test_refused_in_one_line(line: str, says: str, capsys: pytest.CaptureFixture
     assert says in output.err
 
 
-@pytest.mark.parametrize("line", ["run --bacth_size=64", "run --batch_size=0", "run --backend=gloo --nproc_per_node=5"])
+@pytest.mark.parametrize(
+    "line", ["run --bacth_size=64", "run --batch_size=0", "run --backend=gloo --nproc_per_node=5"]
+)
 def test_torch_is_not_imported(line: str) -> None:
     code = (
         "import sys, atexit, reference.cifar10.__main__ as program\n"
         "atexit.register(lambda: print('torch' in sys.modules, 'torchvision' in sys.modules))\n"
         "program.main(sys.argv[1:])\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, *line.split()], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *line.split()], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 2
     assert done.stdout.split() == ["False", "False"]
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
@@ -175,7 +182,9 @@ def test_accepted(line: str, expected: dict[str, object], monkeypatch: pytest.Mo
 
 
 def test_exit_code_of_the_run_is_that_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "reference.cifar10.launch", type("L", (), {"launch": staticmethod(lambda _: 143)}))
+    monkeypatch.setitem(
+        sys.modules, "reference.cifar10.launch", type("L", (), {"launch": staticmethod(lambda _: 143)})
+    )
     with pytest.raises(SystemExit) as exit_info:
         program.main(["run"])
     assert exit_info.value.code == 143
@@ -190,7 +199,12 @@ class TestYaml:
     def test_flags_win(self, tmp_path: Path) -> None:
         file = self.write(tmp_path, "batch_size: 128\nlearning_rate: 1e-3\nwith_amp: true\nbackend: null\n")
         config = make_config({"batch_size": "64"}, file)
-        assert (config.batch_size, config.learning_rate, config.with_amp, config.backend) == (64, 1e-3, "auto", None)
+        assert (config.batch_size, config.learning_rate, config.with_amp, config.backend) == (
+            64,
+            1e-3,
+            "auto",
+            None,
+        )
         assert config == Config(batch_size=64, learning_rate=1e-3, with_amp="auto")
 
     def test_every_option_can_be_set(self, tmp_path: Path) -> None:

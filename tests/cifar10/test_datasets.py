@@ -51,7 +51,9 @@ def official(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     sums = make_official(tmp_path)
     monkeypatch.setattr(cifar10, "MD5", sums)
-    monkeypatch.setattr(CIFAR10, "train_list", [[f"data_batch_{k}", sums[f"data_batch_{k}"]] for k in range(1, 6)])
+    monkeypatch.setattr(
+        CIFAR10, "train_list", [[f"data_batch_{k}", sums[f"data_batch_{k}"]] for k in range(1, 6)]
+    )
     monkeypatch.setattr(CIFAR10, "test_list", [["test_batch", sums["test_batch"]]])
     monkeypatch.setattr(CIFAR10, "meta", {**CIFAR10.meta, "md5": sums["batches.meta"]})
     return tmp_path
@@ -62,7 +64,7 @@ def test_md5_table_is_torchvisions() -> None:
 
     listed = {**dict(CIFAR10.train_list + CIFAR10.test_list), "batches.meta": CIFAR10.meta["md5"]}
     assert listed == cifar10.MD5
-    assert (download.ARCHIVE_MD5, cifar10.FOLDER) == (CIFAR10.tgz_md5, CIFAR10.base_folder)
+    assert (CIFAR10.tgz_md5, CIFAR10.base_folder) == (download.ARCHIVE_MD5, cifar10.FOLDER)
     assert CIFAR10.url == f"{download.OFFICIAL}/{download.ARCHIVE}"
 
 
@@ -95,7 +97,9 @@ def test_a_damaged_official_file_is_named(official: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--dataset=cifar10"], ["--dataset=images"]])
-def test_missing_data_is_one_line(arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_data_is_one_line(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as exit_info:
         main(["run", f"--data_path={tmp_path}", *arguments])
     output = capsys.readouterr()
@@ -160,7 +164,9 @@ def server(official: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     running.archive, running.cuts, running.statuses, running.ranges = buffer.getvalue(), [], [], []
     monkeypatch.setattr(download, "ARCHIVE_MD5", hashlib.md5(running.archive).hexdigest())
     monkeypatch.setattr(download.time, "sleep", lambda seconds: None)
-    monkeypatch.setattr(download.fetch, "__kwdefaults__", {**download.fetch.__kwdefaults__, "pause": lambda seconds: None})
+    monkeypatch.setattr(
+        download.fetch, "__kwdefaults__", {**download.fetch.__kwdefaults__, "pause": lambda seconds: None}
+    )
     thread = threading.Thread(target=running.serve_forever)
     thread.start()
     yield running
@@ -236,7 +242,11 @@ def test_no_server_at_all_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit) as exit_info:
         main(["data", f"--data_path={tmp_path}", "--mirror=http://127.0.0.1:9", "--retries=0"])
     error = capsys.readouterr().err
-    assert exit_info.value.code == 1 and error.startswith("error: http://127.0.0.1:9/") and error.count("\n") == 1
+    assert (
+        exit_info.value.code == 1
+        and error.startswith("error: http://127.0.0.1:9/")
+        and error.count("\n") == 1
+    )
 
 
 def test_a_wrong_archive_is_refused_and_removed(
@@ -337,7 +347,7 @@ def test_a_damaged_cache_is_named(folder: Path) -> None:
     datasets.prepare("images", folder)
     array = caches(folder)[0] / "test_images.npy"
     array.write_bytes(array.read_bytes()[:500])
-    with pytest.raises(DataError, match="decoded-.* are damaged .*remove that folder"):
+    with pytest.raises(DataError, match=r"decoded-.* are damaged .*remove that folder"):
         datasets.load("images", folder)
 
 
@@ -448,7 +458,9 @@ def test_preparing_imports_no_torch(folder: Path) -> None:
         "datasets.prepare('images', Path(sys.argv[1])), datasets.prepare('digits', Path('x'))\n"
         "print('torch' in sys.modules, 'sklearn' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=60
+    )
     assert done.stdout.splitlines()[-1] == "False False", done.stderr
 
 

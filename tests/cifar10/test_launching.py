@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,9 @@ TRAIN = [
     "--log_every_iters=1", "--with_tensorboard=false", "--timeout=60",
 ]  # fmt: skip
 SPAWN = [sys.executable, "-m", *TRAIN, "--backend=gloo", "--nproc_per_node=2"]
-LIMIT = 300  # seconds for one command; processes that start at once on a busy machine take long to import torch
+LIMIT = (
+    300  # seconds for one command; processes that start at once on a busy machine take long to import torch
+)
 
 
 class Run(NamedTuple):
@@ -58,9 +61,10 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
-def start(command: list[str], output_path: Path, *more: str) -> Run:
+def start(command: list[str], output_path: Path, *more: str, **variables: str) -> Run:
     command = [*command, f"--output_path={output_path}", *more]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=environment(), cwd=output_path)
+    env = {**environment(), **variables}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=env, cwd=output_path)
     return Run(done.returncode, done.stdout, done.stderr, newest(output_path))
 
 
@@ -124,10 +128,15 @@ def test_every_way_gives_the_same_bits(runs: dict[str, Run]) -> None:
 def test_manifests_tell_how_they_were_started(runs: dict[str, Run]) -> None:
     manifests = {name: json.loads((run.folder / "manifest.json").read_text()) for name, run in runs.items()}
     assert manifests["spawn"]["launcher"]["name"] == "spawn"
-    for name, module in (("torchrun", "torch.distributed.run"), ("torch.distributed.launch", "torch.distributed.launch")):
+    for name, module in (
+        ("torchrun", "torch.distributed.run"),
+        ("torch.distributed.launch", "torch.distributed.launch"),
+    ):
         launcher_of_run = manifests[name]["launcher"]
         assert launcher_of_run["name"] == "torchrun" and module in launcher_of_run["command"]
-        assert launcher_of_run["layout"]["world_size"] == 2 and launcher_of_run["variables"]["WORLD_SIZE"] == "2"
+        assert (
+            launcher_of_run["layout"]["world_size"] == 2 and launcher_of_run["variables"]["WORLD_SIZE"] == "2"
+        )
     for manifest in manifests.values():
         assert [rank["threads"] for rank in manifest["distributed"]["ranks"]] == [1, 1]
         assert "--batch_size=16" in manifest["command"]
@@ -154,6 +163,21 @@ def test_a_plain_command_is_one_process(tmp_path: Path) -> None:
     assert manifest["launcher"]["name"] == "none" and manifest["launcher"]["layout"] is None
 
 
+def test_clearml_offline(tmp_path: Path) -> None:
+    clearml = {"CLEARML_OFFLINE_MODE": "1", "CLEARML_CACHE_DIR": str(tmp_path / "clearml")}
+    run = start([sys.executable, "-m", *TRAIN], tmp_path, "--with_clearml", "--num_epochs=1", **clearml)
+    assert run.code == 0, run.err
+    (session,) = (tmp_path / "clearml").rglob("*.zip")
+    with zipfile.ZipFile(session) as archive:
+        names = archive.namelist()
+        task = json.loads(archive.read("task.json"))
+        metrics = archive.read("metrics.jsonl").decode()
+    assert task["name"] == run.folder.name
+    assert any("training_checkpoint_4.pt" in name for name in names)
+    assert any("best_model_1" in name for name in names)
+    assert "batch loss" in metrics and "Accuracy" in metrics
+
+
 def test_a_failing_run(tmp_path: Path) -> None:
     run = start(SPAWN, tmp_path, "--learning_rate=1e30", "--num_warmup_epochs=0")
     assert run.code == 1
@@ -166,7 +190,9 @@ def test_a_failing_run(tmp_path: Path) -> None:
 def test_sigterm_ends_all_ranks_with_a_checkpoint(tmp_path: Path) -> None:
     command = [*SPAWN, "--num_epochs=500", f"--output_path={tmp_path}"]
     with (tmp_path / "stderr").open("w") as stderr:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment())
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environment()
+        )
     deadline = time.monotonic() + LIMIT
     while not any("training" in file.read_text() for file in tmp_path.glob("*/events.jsonl")):
         assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "stderr").read_text()

@@ -54,7 +54,9 @@ def test_torchvision_models_get_ten_classes(name: str) -> None:
         assert net(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "resnet50", "mobilenet_v2", "efficientnet_b0", "densenet121", model.OWN])
+@pytest.mark.parametrize(
+    "name", ["resnet18", "resnet50", "mobilenet_v2", "efficientnet_b0", "densenet121", model.OWN]
+)
 def test_check_accepts(name: str) -> None:
     model.check(name)
 
@@ -92,4 +94,6 @@ def test_without_torchvision() -> None:
         "except OptionError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert "resnet18 needs torchvision" in done.stdout and "--model=resnet18_cifar does not" in done.stdout, done.stderr
+    assert "resnet18 needs torchvision" in done.stdout and "--model=resnet18_cifar does not" in done.stdout, (
+        done.stderr
+    )

@@ -44,7 +44,9 @@ def test_processes_are_forked_from_a_notebook(tmp_path: Path) -> None:
     cells = [cell.format(root=str(ROOT), output=str(tmp_path / "out")) for cell in CELLS]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     nbclient.NotebookClient(notebook, timeout=500, kernel_name="python3", cwd=str(tmp_path)).execute()
-    printed = ["".join(o["text"] for o in cell["outputs"] if o.get("name") == "stdout") for cell in notebook.cells]
+    printed = [
+        "".join(o["text"] for o in cell["outputs"] if o.get("name") == "stdout") for cell in notebook.cells
+    ]
     assert "['hello', 0, 3]" in printed[1]
     assert "finished 2 21" in printed[2]
     (file,) = tmp_path.glob("out/*/result.json")

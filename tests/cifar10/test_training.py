@@ -9,7 +9,6 @@ import os
 import signal
 import threading
 import time
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,9 +79,13 @@ def assert_identical(a: Any, b: Any, where: str = "") -> None:
         assert a == b, where
 
 
-def assert_same_state(a: dict[str, Any], b: dict[str, Any]) -> None:
+def assert_same_state(a: dict[str, Any], b: dict[str, Any], ignore: frozenset[str] = frozenset()) -> None:
+    states = [final(a), final(b)]
+    for state in states:
+        for name in TIMES | ignore:
+            state["trainer"]["metrics"].pop(name, None)
     for name in ("trainer", "model", "optimizer", "lr_scheduler", "random", "train_accuracy", "train_loss"):
-        assert_identical(final(a)[name], final(b)[name], name)
+        assert_identical(states[0][name], states[1][name], name)
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +102,13 @@ class TestRecords:
         assert (whole["epoch"], whole["iteration"], whole["evaluated_epoch"]) == (3, 12, 3)
         assert (whole["backend"], whole["world_size"], whole["n_evaluated"]) == (None, 1, 37)
         assert 0 <= whole["val_metrics"]["Accuracy"] <= 1 and math.isfinite(whole["val_metrics"]["Loss"])
-        assert whole["val_metrics"]["Accuracy"] * 37 == pytest.approx(round(whole["val_metrics"]["Accuracy"] * 37))
+        assert whole["val_metrics"]["Accuracy"] * 37 == pytest.approx(
+            round(whole["val_metrics"]["Accuracy"] * 37)
+        )
         assert 0 < whole["step_p50_s"] <= whole["step_p95_s"] < whole["wall_time_s"]
-        assert 0 < whole["time_to_first_step_s"] < whole["wall_time_s"] and whole["throughput_images_per_s"] > 0
+        assert (
+            0 < whole["time_to_first_step_s"] < whole["wall_time_s"] and whole["throughput_images_per_s"] > 0
+        )
 
     def test_folder(self, whole: dict[str, Any]) -> None:
         folder = Path(whole["run_directory"])
@@ -110,11 +117,18 @@ class TestRecords:
         assert sorted(file.name for file in (folder / "checkpoints").glob("training*")) == [
             "training_checkpoint_12.pt", "training_checkpoint_9.pt",
         ]  # fmt: skip
-        assert len(whole["best_models"]) in (1, 2) and all((folder / name).is_file() for name in whole["best_models"])
+        assert len(whole["best_models"]) in (1, 2) and all(
+            (folder / name).is_file() for name in whole["best_models"]
+        )
         assert list((folder / "tb").iterdir())
         assert json.loads((folder / "config.json").read_text())["batch_size"] == 16
         log = (folder / "logs" / "rank-0.log").read_text()
-        assert "PyTorch version" in log and "Epoch[3] Complete" in log and "val metrics" in log and "batch_size: 16" in log
+        assert (
+            "PyTorch version" in log
+            and "Epoch[3] Complete" in log
+            and "val metrics" in log
+            and "batch_size: 16" in log
+        )
         assert not list(folder.rglob("*.unfinished")) and not list(folder.rglob("*.tmp"))
 
     def test_manifest(self, whole: dict[str, Any]) -> None:
@@ -180,7 +194,7 @@ class TestSameSeed:
     def test_logging_and_checkpoints_change_nothing(self, whole: dict[str, Any], tmp_path: Path) -> None:
         quiet = run(tmp_path, log_every_iters=0, checkpoint_every=100, validate_every=100)
         assert quiet["val_metrics"] == whole["val_metrics"]
-        assert_same_state(quiet, whole)
+        assert_same_state(quiet, whole, ignore=frozenset({"batch loss", "lr"}))
 
 
 class TestResume:
@@ -192,10 +206,15 @@ class TestResume:
         second = run(tmp_path, resume_from=first["run_directory"])
         assert second["exit_reason"] == "finished" and second["run_directory"] != first["run_directory"]
         assert events(first) + events(second) == events(whole)
-        assert second["val_metrics"] == whole["val_metrics"] and second["train_metrics"] == whole["train_metrics"]
+        assert (
+            second["val_metrics"] == whole["val_metrics"]
+            and second["train_metrics"] == whole["train_metrics"]
+        )
         assert_same_state(second, whole)
 
-    def test_from_a_checkpoint_in_the_middle_of_a_finished_run(self, whole: dict[str, Any], tmp_path: Path) -> None:
+    def test_from_a_checkpoint_in_the_middle_of_a_finished_run(
+        self, whole: dict[str, Any], tmp_path: Path
+    ) -> None:
         file = Path(whole["run_directory"]) / "checkpoints" / "training_checkpoint_9.pt"
         second = run(tmp_path, resume_from=str(file))
         assert events(second) == events(whole)[-len(events(second)) :]
@@ -236,7 +255,9 @@ class TestResume:
             with pytest.raises(OptionError) as error:
                 run(tmp_path, resume_from=str(resume_from), **changes)
             assert says in str(error.value) and offer in str(error.value) and "\n" not in str(error.value)
-        with pytest.raises(OptionError, match="is of another run: seed is 543 there and 9 here; batch_size is 16 there"):
+        with pytest.raises(
+            OptionError, match="is of another run: seed is 543 there and 9 here; batch_size is 16 there"
+        ):
             run(tmp_path, resume_from=str(good), seed=9, batch_size=8)
         with pytest.raises(ValueError, match=r"stop_iteration \(2\) is not after the 2 of the checkpoint"):
             run(tmp_path, resume_from=str(good), stop_iteration=2)
@@ -275,7 +296,13 @@ class TestSignals:
     def test_the_exit_code_tells_the_signal(self) -> None:
         from reference.cifar10.launch import exit_code
 
-        reasons = ("finished", "stop_iteration", "stopped by SIGTERM", "stopped by SIGUSR1", "stopped by SIGUSR2")
+        reasons = (
+            "finished",
+            "stop_iteration",
+            "stopped by SIGTERM",
+            "stopped by SIGUSR1",
+            "stopped by SIGUSR2",
+        )
         assert [exit_code({"exit_reason": reason}) for reason in reasons] == [0, 0, 143, 138, 140]
 
 
@@ -298,14 +325,18 @@ class TestFailures:
         assert "Traceback" in log and "in broken" in log
 
     def test_divergence_is_a_failure_and_leaves_no_broken_checkpoint(self, tmp_path: Path) -> None:
-        with pytest.raises(FloatingPointError, match="NaN or infinite at or before iteration .*smaller learning_rate"):
+        with pytest.raises(
+            FloatingPointError, match=r"NaN or infinite at or before iteration .*smaller learning_rate"
+        ):
             run(tmp_path, learning_rate=1e30, num_warmup_epochs=0, checkpoint_every=1)
         result = self.failed(tmp_path)
         assert result["exit_reason"].startswith("error: FloatingPointError: ")
         for file in Path(result["run_directory"]).glob("checkpoints/training*"):
             assert load_checkpoint(file)["trainer"]["iteration"] <= 2
 
-    def test_an_evaluation_that_misses_a_sample_fails(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_evaluation_that_misses_a_sample_fails(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         from reference.idist.samplers import EpochSampler
 
         whole_order = EpochSampler.__iter__
@@ -390,33 +421,11 @@ class TestOptions:
         assert json.loads(file.read_text())["n_evaluated"] == 20
         output = capsys.readouterr().out
         assert output.splitlines()[0] == f"Data: image files in {tmp_path / 'data'}."
-        assert "Training on 32 images in batches of 16, testing on 20." in output and "only 2 iterations" in output
-        assert "on 20 test images of images from" in output and "Run summary" in output
-
-    def test_clearml_offline(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from clearml import Task
-
-        monkeypatch.setenv("CLEARML_OFFLINE_MODE", "1")
-        Task.set_offline(True)
-        archives: list[Path] = []
-        original = Task.close
-
-        def close(self: Task) -> None:
-            archives.append(Path(self.get_offline_mode_folder()))
-            original(self)
-
-        monkeypatch.setattr(Task, "close", close)
-        result = run(tmp_path, with_clearml=True, num_epochs=1, checkpoint_every=100)
-        assert result["exit_reason"] == "finished"
-        (folder,) = archives
-        with zipfile.ZipFile(f"{folder}.zip") as archive:
-            names = archive.namelist()
-            task = json.loads(archive.read("task.json"))
-            metrics = archive.read("metrics.jsonl").decode()
-        assert task["name"] == Path(result["run_directory"]).name
-        assert any("training_checkpoint_4.pt" in name for name in names)
-        assert any("best_model_1" in name for name in names)
-        assert "batch loss" in metrics and "Accuracy" in metrics
+        assert (
+            "Training on 32 images in batches of 16, testing on 20." in output
+            and "only 2 iterations" in output
+        )
+        assert "on 20 test images of the image folder" in output and "Run summary" in output
 
 
 class TestRefusedBeforeTheStart:
@@ -427,7 +436,10 @@ class TestRefusedBeforeTheStart:
             ({"backend": "gloo", "nnodes": 2, "batch_size": 16}, "nproc_per_node"),
             ({"backend": "gloo", "nproc_per_node": 2, "nnodes": 2}, "node_rank"),
             ({"backend": "nccl", "nproc_per_node": 2}, "nccl"),
-            ({"max_train_samples": None, "batch_size": 2000}, "batch_size (2000) is more than the 1,438 training images"),
+            (
+                {"max_train_samples": None, "batch_size": 2000},
+                "batch_size (2000) is more than the 1,438 training images",
+            ),
             ({"max_train_samples": 2000}, "max_train_samples (2000) is more than the 1,438 images"),
             ({"max_eval_samples": 400}, "max_eval_samples (400) is more than the 359 images"),
             ({"model": "resnet99"}, "unknown model 'resnet99'; did you mean resnet"),
@@ -443,9 +455,13 @@ class TestRefusedBeforeTheStart:
         assert says in str(error.value) and "\n" not in str(error.value)
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_launchers_world_must_divide_the_batch(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_launchers_world_must_divide_the_batch(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         for name, value in {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1",
                             "MASTER_PORT": "29500"}.items():  # fmt: skip
             monkeypatch.setenv(name, value)
-        with pytest.raises(OptionError, match="batch_size 16 cannot be shared out over 3 processes: take 15 or 18"):
+        with pytest.raises(
+            OptionError, match="batch_size 16 cannot be shared out over 3 processes: take 15 or 18"
+        ):
             launch(dataclasses.replace(TINY, output_path=str(tmp_path), backend="gloo"))

@@ -55,7 +55,10 @@ def test_tutorial_code_runs_after_changing_its_imports(data: Path, tmp_path: Pat
     assert not any(name.startswith("module.") for name in checkpoint["model"])
     assert done.stderr.count("Train on CIFAR10") == 1, "only rank 0 logs"
     for epoch, count in ((1, 0), (2, 2), (3, 2)):
-        assert len(re.findall(rf"Epoch {epoch} - Evaluation time .* (?:train|val) metrics", done.stderr)) == count
+        assert (
+            len(re.findall(rf"Epoch {epoch} - Evaluation time .* (?:train|val) metrics", done.stderr))
+            == count
+        )
     accuracy = float(re.findall(r"Accuracy: ([0-9.]+)", done.stderr)[-1])
     assert accuracy * 20 == pytest.approx(round(accuracy * 20)), "a share of the 20 test images"
 

@@ -33,7 +33,7 @@ config: dict[str, Any] = {
     "batch_size": 32,
     "momentum": 0.9,
     "weight_decay": 1e-4,
-    "num_workers": 2,
+    "num_workers": 0,
     "num_epochs": 3,
     "learning_rate": 0.02,
     "num_warmup_epochs": 1,
@@ -74,7 +74,9 @@ def get_dataflow(config: dict[str, Any]) -> tuple[Any, Any]:
     train_loader = idist.auto_dataloader(
         train, batch_size=batch_size, num_workers=workers, shuffle=True, drop_last=True
     )
-    return train_loader, idist.auto_dataloader(test, batch_size=2 * batch_size, num_workers=workers, shuffle=False)
+    return train_loader, idist.auto_dataloader(
+        test, batch_size=2 * batch_size, num_workers=workers, shuffle=False
+    )
 
 
 def get_model(config: dict[str, Any]) -> nn.Module:
@@ -84,7 +86,11 @@ def get_model(config: dict[str, Any]) -> nn.Module:
 
 
 def get_optimizer(config: dict[str, Any], model: nn.Module) -> optim.Optimizer:
-    kwargs = {"lr": config["learning_rate"], "momentum": config["momentum"], "weight_decay": config["weight_decay"]}
+    kwargs = {
+        "lr": config["learning_rate"],
+        "momentum": config["momentum"],
+        "weight_decay": config["weight_decay"],
+    }
     return idist.auto_optim(optim.SGD(model.parameters(), nesterov=True, **kwargs))
 
 
@@ -202,11 +208,16 @@ def training(local_rank: int, config: dict[str, Any]) -> None:
 
     def run_validation(engine: Engine) -> None:
         epoch = trainer.state.epoch
-        for tag, evaluator, loader in (("train", train_evaluator, train_loader), ("val", val_evaluator, val_loader)):
+        for tag, evaluator, loader in (
+            ("train", train_evaluator, train_loader),
+            ("val", val_evaluator, val_loader),
+        ):
             state = evaluator.run(loader)
             log_metrics(logger, epoch, state.times["COMPLETED"], tag, state.metrics)
 
-    trainer.add_event_handler(Events.EPOCH_COMPLETED(every=config["validate_every"]) | Events.COMPLETED, run_validation)
+    trainer.add_event_handler(
+        Events.EPOCH_COMPLETED(every=config["validate_every"]) | Events.COMPLETED, run_validation
+    )
 
     if rank == 0:
         evaluators = {"train": train_evaluator, "val": val_evaluator}

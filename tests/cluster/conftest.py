@@ -46,6 +46,7 @@ def cluster() -> Iterator[Cluster]:
         "PATH": f"{bin_folder}:{os.environ['PATH']}:/usr/sbin:/sbin",
         "PYTHONPATH": str(ROOT),
         "CLUSTER_ROOT": str(root),
+        "CLUSTER_CPUS": "8",
         "CLUSTER_OWNER": str(os.getpid()),
         "SLURM_CONF": str(root / "etc" / "slurm.conf"),
     }

@@ -18,6 +18,7 @@ LIMIT = 240.0  # seconds
 
 def hold_at(iteration: int) -> None:
     agreed = stopping.StopRequest.agreed
+    stopping._SECONDS_BETWEEN = 0.0  # the ranks ask each other after every iteration
 
     def held(self: stopping.StopRequest, now: int) -> signal.Signals | None:
         deadline = time.monotonic() + LIMIT

@@ -112,10 +112,10 @@ class Cluster:
             if "pgrep" not in line
         ]
 
-    def idle(self) -> bool:
-        """Whether both nodes are up and free."""
+    def up(self) -> bool:
+        """Whether both nodes are up, free or not."""
         answer = self.run("login", "sinfo", "--noheader", "--Node", "--format=%T").stdout.split()
-        return answer == ["idle", "idle"]
+        return len(answer) == 2 and set(answer) <= {"idle", "mixed", "allocated"}
 
 
 def check_places(ranks: Sequence[Mapping[str, object]]) -> None:

@@ -51,10 +51,8 @@ if __name__ == "__main__":
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--master_addr")
     parser.add_argument("--path")
-    parser.add_argument("--local-rank")  # torch.distributed.launch adds it
     parser.add_argument("words", nargs="*")
     options = vars(parser.parse_args())
-    del options["local_rank"]
     out, words, path = options.pop("out"), options.pop("words"), options.pop("path")
     if path is not None:
         os.environ["PATH"] = path

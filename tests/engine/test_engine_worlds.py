@@ -49,6 +49,7 @@ def my_batches(size: int = 3) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 def world(local_rank: int, folder: str) -> list[dict[str, Any]]:
     """Everything that needs several ranks, in one world. Returns what each rank saw."""
+    torch.set_num_threads(1)
     rank, seen = idist.get_rank(), {}
     seen["evaluation"] = evaluation()
     seen["nothing"] = nothing_anywhere()
@@ -185,6 +186,8 @@ def one_nan(rank: int) -> list[int]:
     return stopped
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_world(size: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with idist.Parallel(backend="gloo", nproc_per_node=size) as parallel:

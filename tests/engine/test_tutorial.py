@@ -219,6 +219,8 @@ def both(local_rank: int, output_path: str) -> list[dict[str, Any]]:
     return [whole, broken, resumed]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("backend", [None, "gloo"])
 def test_the_tutorial(backend: str | None, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     spawn = {} if backend is None else {"nproc_per_node": 2}

@@ -101,7 +101,7 @@ def several(local_rank: int, names: tuple[str, ...]) -> dict[str, Any]:
 @pytest.mark.timeout(300)
 def test_two_processes_agree_and_their_mistakes_are_found(serial: dict[str, Any]) -> None:
     names = ("float64", "lost-sample", "local-batch-norm", "equal-weights")
-    curves = idist.spawn("gloo", several, (names,), nproc_per_node=2, timeout=60)
+    curves = idist.spawn("gloo", several, (names,), nproc_per_node=2, timeout=120)
     verdicts = {name: judge(difference(curve, serial), CLOSE, "float64")[0] for name, curve in curves.items()}
     assert verdicts == {name: CLOSE if name == "float64" else DIFFERENT for name in names}
     assert curves["float64"]["replicas_equal"]

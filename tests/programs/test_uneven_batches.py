@@ -46,7 +46,7 @@ def own_samples(order: list[list[int]]) -> list[list[list[int]]]:
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_uneven_last_batch_counts_every_sample_once(world_size: int) -> None:
     counts = (2 * program.BATCH_SIZE + 1, program.BATCH_SIZE + world_size + 1)
-    results = idist.spawn("gloo", program.train, (counts, True), nproc_per_node=world_size, timeout=60)
+    results = idist.spawn("gloo", program.train, (counts, True), nproc_per_node=world_size, timeout=120)
     for count, result in zip(counts, results, strict=True):
         epochs = own_samples(result["order"])
         for batches in epochs:
@@ -62,7 +62,7 @@ def test_uneven_last_batch_counts_every_sample_once(world_size: int) -> None:
 def test_without_the_weights_it_would_be_noticed() -> None:
     """The oracle of the test above tells the right average from the average of the ranks."""
     count = 2 * program.BATCH_SIZE + 3
-    (result,) = idist.spawn("gloo", program.train, ((count,), False), nproc_per_node=2, timeout=60)
+    (result,) = idist.spawn("gloo", program.train, ((count,), False), nproc_per_node=2, timeout=120)
     batches = list(chain.from_iterable(own_samples(result["order"])))
     losses, _ = oracle(count, batches)
     even = len(losses) // program.EPOCHS - 1  # steps before the first uneven one
@@ -77,7 +77,7 @@ def test_without_the_weights_it_would_be_noticed() -> None:
 def test_cross_replica_batch_norm_is_that_of_the_whole_batch(
     sizes: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
-    found = idist.spawn("gloo", program.normalise, (sizes, shape), nproc_per_node=len(sizes), timeout=60)
+    found = idist.spawn("gloo", program.normalise, (sizes, shape), nproc_per_node=len(sizes), timeout=120)
     x, upstream = program.samples(sum(sizes), shape)
     layer = program.batch_norm(shape)
     x.requires_grad_()

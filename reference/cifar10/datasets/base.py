@@ -59,7 +59,7 @@ def checksum_of(train: Split, test: Split) -> str:
     """SHA-256 over all labels and pixels, in order."""
     digest = hashlib.sha256()
     for array in (train.labels, train.images, test.labels, test.images):
-        digest.update(np.ascontiguousarray(array))
+        digest.update(np.ascontiguousarray(array).data)
     return f"sha256:{digest.hexdigest()}"
 
 

@@ -58,11 +58,15 @@ def load(path: Path) -> ImageSet:
     try:
         from torchvision.datasets import CIFAR10
     except ImportError as error:
-        raise DataError(f"reading the official CIFAR-10 files needs torchvision ({error}): pip install torchvision") from None
+        raise DataError(
+            f"reading the official CIFAR-10 files needs torchvision ({error}): pip install torchvision"
+        ) from None
     try:
         train, test = (CIFAR10(str(path), train=train) for train in (True, False))
     except RuntimeError as error:
-        raise DataError(f"{path / FOLDER}: {error}; {_RENEW.format(path)} brings the official files") from None
+        raise DataError(
+            f"{path / FOLDER}: {error}; {_RENEW.format(path)} brings the official files"
+        ) from None
     return ImageSet(
         title="CIFAR-10",
         train=Split(images=train.data, labels=np.asarray(train.targets, dtype=np.int64)),

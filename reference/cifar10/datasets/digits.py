@@ -21,10 +21,14 @@ def _file() -> Path:
     # Importing scikit-learn takes seconds in every process, finding its file takes none.
     package = importlib.util.find_spec("sklearn")
     if package is None or not package.submodule_search_locations:
-        raise DataError("the digits are part of scikit-learn, which is not installed: pip install scikit-learn")
+        raise DataError(
+            "the digits are part of scikit-learn, which is not installed: pip install scikit-learn"
+        )
     file = Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
     if not file.is_file():
-        raise DataError(f"the digits are missing from scikit-learn: {file} does not exist; install scikit-learn anew")
+        raise DataError(
+            f"the digits are missing from scikit-learn: {file} does not exist; install scikit-learn anew"
+        )
     return file
 
 
@@ -47,4 +51,6 @@ def load(path: Path) -> ImageSet:
     in_test = np.arange(len(labels)) % 5 == 4
     train = Split(images=images[~in_test], labels=labels[~in_test])
     test = Split(images=images[in_test], labels=labels[in_test])
-    return ImageSet(title="the embedded digits", train=train, test=test, flip=False, checksum=checksum_of(train, test))
+    return ImageSet(
+        title="the embedded digits", train=train, test=test, flip=False, checksum=checksum_of(train, test)
+    )

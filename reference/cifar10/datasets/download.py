@@ -32,7 +32,9 @@ def address(mirror: str | None) -> str:
     """
     base = mirror or os.environ.get("CIFAR10_MIRROR") or OFFICIAL
     if "://" not in base:
-        raise OptionError(f"mirror must be an address that begins with https://, http:// or file://, got {base!r}")
+        raise OptionError(
+            f"mirror must be an address that begins with https://, http:// or file://, got {base!r}"
+        )
     return base if base.endswith(".tar.gz") else f"{base.rstrip('/')}/{ARCHIVE}"
 
 
@@ -78,12 +80,16 @@ def fetch(
             break
         except urllib.error.HTTPError as error:
             if error.code < 500 and error.code != 429:
-                raise DataError(f"{url}: the server answers {error.code} {error.reason}; is the mirror right?") from None
+                raise DataError(
+                    f"{url}: the server answers {error.code} {error.reason}; is the mirror right?"
+                ) from None
             problem = f"{error.code} {error.reason}"
         except (OSError, http.client.HTTPException) as error:
             problem = str(getattr(error, "reason", error)) or type(error).__name__
         if attempt == retries:
-            raise DataError(f"{url}: {problem} ({retries + 1} attempts); run the command again to go on, or use --mirror=...")
+            raise DataError(
+                f"{url}: {problem} ({retries + 1} attempts); run the command again to go on, or use --mirror=..."
+            )
         print(f"{problem}; trying again", flush=True)
         pause(min(2.0**attempt, 30.0))
     if _md5(part) != md5:

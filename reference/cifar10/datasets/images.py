@@ -34,7 +34,9 @@ class _Listing(NamedTuple):
 
 def _folders(path: Path) -> list[os.DirEntry[str]]:
     with os.scandir(path) as entries:
-        return sorted((e for e in entries if e.is_dir() and not e.name.startswith(".")), key=lambda entry: entry.name)
+        return sorted(
+            (e for e in entries if e.is_dir() and not e.name.startswith(".")), key=lambda entry: entry.name
+        )
 
 
 def _list(path: Path) -> _Listing:
@@ -43,7 +45,9 @@ def _list(path: Path) -> _Listing:
     names: dict[str, list[str]] = {}
     for part in ("train", "test"):
         if not (path / part).is_dir():
-            raise DataError(f"no folder {path / part}: an image data set is train/<class>/* and test/<class>/* under data_path")
+            raise DataError(
+                f"no folder {path / part}: an image data set is train/<class>/* and test/<class>/* under data_path"
+            )
         classes = _folders(path / part)
         names[part] = [entry.name for entry in classes]
         if len(classes) != 10:
@@ -51,14 +55,18 @@ def _list(path: Path) -> _Listing:
         parts[part] = []
         for label, folder in enumerate(classes):
             with os.scandir(folder) as entries:
-                facts = sorted((e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.name[0] != ".")
+                facts = sorted(
+                    (e.name, e.stat().st_size, e.stat().st_mtime_ns) for e in entries if e.name[0] != "."
+                )
             if not facts:
                 raise DataError(f"{folder.path} holds no images")
             digest.update(f"{part}/{folder.name}{facts}".encode())
             parts[part] += [_File(f"{folder.path}/{name}", label) for name, _, _ in facts]
     if names["train"] != names["test"]:
         different = ", ".join(sorted(set(names["train"]) ^ set(names["test"])))
-        raise DataError(f"{path}: train/ and test/ must hold the same classes; only one of them has {different}")
+        raise DataError(
+            f"{path}: train/ and test/ must hold the same classes; only one of them has {different}"
+        )
     return _Listing(parts["train"], parts["test"], digest.hexdigest())
 
 
@@ -101,7 +109,11 @@ def _write_cache(listing: _Listing, cache: Path) -> None:
         test = _decode(listing.test, unfinished / "test_images.npy")
         np.save(unfinished / "train_labels.npy", train.labels)
         np.save(unfinished / "test_labels.npy", test.labels)
-        facts = {"files": listing.checksum, "checksum": checksum_of(train, test), "sizes": [len(listing.train), len(listing.test)]}
+        facts = {
+            "files": listing.checksum,
+            "checksum": checksum_of(train, test),
+            "sizes": [len(listing.train), len(listing.test)],
+        }
         (unfinished / "facts.json").write_text(json.dumps(facts) + "\n", encoding="utf-8")
         unfinished.rename(cache)
     finally:
@@ -149,4 +161,6 @@ def load(path: Path) -> ImageSet:
         )
     except (OSError, ValueError, AssertionError) as error:
         raise DataError(f"the decoded images in {cache} are damaged ({error}): remove that folder") from None
-    return ImageSet(title=f"images from {path}", train=train, test=test, flip=True, checksum=facts["checksum"])
+    return ImageSet(
+        title=f"the image folder {path}", train=train, test=test, flip=True, checksum=facts["checksum"]
+    )

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from reference.idist import environment
 from reference.idist.backends import horovod_meeting as meeting
-from reference.idist.backends.base import DEFAULT_TIMEOUT, Backend, not_a_group, refuse_keywords
+from reference.idist.backends.base import DEFAULT_TIMEOUT, ProcessBackend, not_a_group, refuse_keywords
 from reference.idist.backends.horovod_optimizer import average_in_backward
 from reference.idist.backends.native import cuda_index
 from reference.idist.environment import Layout
@@ -36,14 +36,12 @@ from reference.idist.environment import Layout
 if TYPE_CHECKING:
     from reference.idist.launcher import SpawnPlan
 
-_NAME = (
-    "reference.idist"  # of all our operations: there is one at a time, and Horovod answers known names faster
-)
+_NAME = "reference.idist"  # of all our operations: there is one at a time, and Horovod remembers its answer
 _PAUSE = 50e-6, 1e-3  # seconds between two looks at an operation, at first and later
 _LEAVE_WAIT = 5.0  # seconds for leaving a broken world
 
 
-class HorovodBackend(Backend):
+class HorovodBackend(ProcessBackend):
     """A Horovod world: made by `initialize`, or adopted from the user's own ``hvd.init()``."""
 
     model_name = "horovod-dist"
@@ -67,7 +65,7 @@ class HorovodBackend(Backend):
         self._groups: dict[tuple[int, ...], Any] = {}
         self._optimizers = itertools.count()
         self._failures = itertools.count()
-        self._members: Sequence[int] = range(layout.world_size)  # of the operation under way
+        self.members: Sequence[int] = range(layout.world_size)  # of the operation under way
         self._late = False
 
     # -- life cycle ----------------------------------------------------------------------------------------------
@@ -87,19 +85,7 @@ class HorovodBackend(Backend):
     @classmethod
     def initialize(cls, name: str, *, timeout: float, device: str | None, **options: Any) -> HorovodBackend:
         layout = environment.detect(os.environ)
-        if layout is None:
-            layout = Layout(
-                rank=0,
-                local_rank=0,
-                world_size=1,
-                nproc_per_node=1,
-                nnodes=1,
-                node_rank=0,
-                master_addr=None,
-                master_port=None,
-                source="single",
-            )
-        return cls.join(layout, timeout=timeout, device=device)
+        return cls.join(layout or environment.one_node(0, 1, "single"), timeout=timeout, device=device)
 
     @classmethod
     def join(cls, layout: Layout, *, timeout: float, device: str | None) -> HorovodBackend:
@@ -174,11 +160,6 @@ class HorovodBackend(Backend):
                 server.shutdown()
                 server.server_close()
 
-    def survey(self) -> None:
-        name = socket.gethostname().encode()[:64].ljust(64, b"\0")
-        rows = self.all_gather(torch.frombuffer(bytearray(name), dtype=torch.uint8).to(self._device), None)
-        self._layout = environment.place(self._layout, [row.numpy().tobytes().decode() for row in rows.cpu()])
-
     def alive(self) -> bool:
         return self._hvd.is_initialized()
 
@@ -193,38 +174,6 @@ class HorovodBackend(Backend):
         leaving.join(_LEAVE_WAIT if failed else self._timeout)
         for group in self._groups.values():
             group.process_set_id = None
-
-    # -- layout --------------------------------------------------------------------------------------------------
-    @property
-    def rank(self) -> int:
-        return self._layout.rank
-
-    @property
-    def local_rank(self) -> int:
-        return self._layout.local_rank
-
-    @property
-    def world_size(self) -> int:
-        return self._layout.world_size
-
-    @property
-    def nproc_per_node(self) -> int:
-        assert self._layout.nproc_per_node is not None  # completed at initialisation
-        return self._layout.nproc_per_node
-
-    @property
-    def nnodes(self) -> int:
-        assert self._layout.nnodes is not None
-        return self._layout.nnodes
-
-    @property
-    def node_rank(self) -> int:
-        assert self._layout.node_rank is not None
-        return self._layout.node_rank
-
-    @property
-    def device(self) -> torch.device:
-        return self._device
 
     # -- tensor primitives ---------------------------------------------------------------------------------------
     def all_reduce(self, x: Tensor, op: str, group: Any) -> Tensor:
@@ -265,13 +214,13 @@ class HorovodBackend(Backend):
         """Ranks that fail leave a note; those that are silent a moment later are the missing ones."""
         if self._board is None:
             return ""
-        return meeting.silent(self._board, f"{next(self._failures)}", self.rank, self._members)
+        return meeting.silent(self._board, f"{next(self._failures)}", self.rank, self.members)
 
     def _run(self, submit: Callable[..., int], x: Tensor, group: Any, **kwargs: Any) -> Tensor:
         if self._late:
             raise RuntimeError("an earlier operation has not ended yet")
         group = self._hvd.global_process_set if group is None else group
-        self._members = group.ranks
+        self.members = group.ranks
         handle = submit(x, name=_NAME, process_set=group, **kwargs)
         self.wait(handle)
         return self._hvd.synchronize(handle)
@@ -341,11 +290,8 @@ def _choose_device(hvd: Any, device: str | None, local_rank: int) -> torch.devic
         raise ValueError(
             f"device={device!r}: this Horovod is built without CUDA; use device='cpu' or build it anew"
         )
-    return (
-        chosen
-        if chosen.index is not None
-        else torch.device("cuda", cuda_index(local_rank, torch.cuda.device_count()))
-    )
+    index = cuda_index(local_rank, torch.cuda.device_count()) if chosen.index is None else chosen.index
+    return torch.device("cuda", index)
 
 
 def _limits(timeout: float) -> dict[str, str]:

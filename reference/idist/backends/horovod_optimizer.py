@@ -29,6 +29,7 @@ def average_in_backward(optimizer: Any, backend: HorovodBackend, plain: type[Opt
         if self._synchronized:
             return
         passes = 0
+        backend.members = range(backend.world_size)
         with backend.guard("averaging of gradients"):
             for handle, _ in self._handles.values():
                 if isinstance(handle, int):

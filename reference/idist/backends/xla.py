@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from reference.idist import environment, processes
-from reference.idist.backends.base import DEFAULT_TIMEOUT, Backend, refuse_keywords
+from reference.idist.backends.base import DEFAULT_TIMEOUT, Backend, RankGroup, not_a_group, refuse_keywords
 from reference.idist.log import info
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.int32, torch.uint8)
 
 
 class XlaBackend(Backend):
-    """The replicas of this process. Groups are tuples of ranks; their members get everyone's tensors and choose."""
+    """The replicas of this process. The members of a group get the tensors of all ranks, and choose."""
 
     model_name = "xla-dist"
     name = "xla-tpu"
@@ -155,7 +155,7 @@ class XlaBackend(Backend):
             with _cut():
                 return _xla("core.xla_model").all_reduce(name, x)
         rows = self._gather(x)
-        return functools.reduce(fold, rows if group is None else rows[list(group)]).to(x.device)
+        return functools.reduce(fold, rows if group is None else rows[list(group.ranks)]).to(x.device)
 
     def all_gather(self, x: Tensor, group: Any) -> Tensor:
         return self._gather(x).to(x.device)
@@ -176,14 +176,14 @@ class XlaBackend(Backend):
     def barrier(self) -> None:
         self._gather(torch.zeros(1, device=self.device)).cpu()
 
-    def new_group(self, ranks: Sequence[int], **kwargs: Any) -> tuple[int, ...]:
+    def new_group(self, ranks: Sequence[int], **kwargs: Any) -> RankGroup:
         refuse_keywords(kwargs, "new_group", self.name)
-        return tuple(ranks)
+        return RankGroup(tuple(ranks))
 
     def group_ranks(self, group: Any) -> tuple[int, ...]:
-        if not isinstance(group, tuple) or not set(group) <= set(range(self.world_size)):
-            raise ValueError(f"group={group!r} is no group of {self.name}: make one with new_group([...])")
-        return group
+        if not isinstance(group, RankGroup):
+            raise not_a_group(group)
+        return group.ranks
 
     @contextmanager
     def guard(self, operation: str) -> Iterator[None]:
@@ -209,8 +209,9 @@ class XlaBackend(Backend):
             for tensor in summed:
                 tensor.zero_()  # so that the sum is rank 0's, also where a factor of 0 would make nan of infinity
         with self.guard("auto_model"):
-            with _cut():
-                _xla("core.xla_model").all_reduce("sum", summed)
+            if summed:
+                with _cut():
+                    _xla("core.xla_model").all_reduce("sum", summed)
             for tensor in tensors:
                 if tensor.dtype not in _DTYPES:
                     tensor.copy_(self.broadcast(tensor, 0))
@@ -223,8 +224,10 @@ class XlaBackend(Backend):
 
         def average(closure: Callable[[], Any] | None = None) -> Any:
             loss = None if closure is None else closure()
-            _xla().sync()
-            _xla("core.xla_model").reduce_gradients(optimizer)
+            gradients = [p.grad for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
+            if gradients and self.world_size > 1:
+                _xla().sync()
+                _xla("core.xla_model").all_reduce("sum", gradients, scale=1 / self.world_size)
             return loss
 
         @functools.wraps(step)

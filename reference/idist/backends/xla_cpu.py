@@ -3,7 +3,8 @@
 ``CPU_NUM_DEVICES=n`` gives torch_xla 2.9 n devices, but its collectives hang: XLA on the CPU knows the participants of a
 collective by the program that they run, and two threads that compile the same program at the same moment run two. Here one
 thread at a time compiles, so that the others find its program in the cache, and replicas meet in Python before a collective.
-Each thread has random numbers of its own, as the processes of a TPU have. Nothing of this is used on a TPU.
+Each thread has random numbers of its own, as the processes of a TPU have. A DataLoader reads in the replica's process, whatever
+its number of workers. Nothing of this is used on a TPU.
 
 Python's and NumPy's global random numbers, and everything else that is global in a process, are still shared.
 """
@@ -18,6 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
 
 from reference.idist.backends.base import CollectiveError
 
@@ -71,6 +74,7 @@ def install(count: int, timeout: float) -> None:
     _cut_before_host_access(programs)
     _meet_before_collectives(xm, _Meeting(count, timeout), programs)
     _give_threads_random_numbers()
+    _read_without_workers()
 
 
 class _Programs:
@@ -210,6 +214,16 @@ class _ThreadGenerator(threading.local):
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.generator, name)
+
+
+def _read_without_workers() -> None:
+    """A worker forked among running threads may wait for ever for a lock that one of them held."""
+
+    def read_here(self: DataLoader) -> Any:
+        self.num_workers = 0
+        return _SingleProcessDataLoaderIter(self)
+
+    DataLoader._get_iterator = read_here  # type: ignore[method-assign]
 
 
 def _give_threads_random_numbers() -> None:

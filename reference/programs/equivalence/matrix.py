@@ -146,7 +146,5 @@ SECTIONS = (
     ),
 )
 CELLS = tuple(
-    dict.fromkeys(
-        cell for section in SECTIONS for item in section.comparisons for cell in (item.reference, item.cell)
-    )
+    dict.fromkeys([SERIAL, TORCHRUN, *(item.cell for section in SECTIONS for item in section.comparisons)])
 )

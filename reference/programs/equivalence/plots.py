@@ -18,6 +18,7 @@ from reference.programs.equivalence.compare import DIFFERENT, tolerance
 from reference.programs.equivalence.matrix import CONTROL, PRECISIONS, SERIAL, Cell, Section
 from reference.programs.equivalence.results import Row
 from reference.programs.equivalence.running import Outcome
+from reference.programs.equivalence.training import BATCH_SIZE, EPOCHS, SAMPLES, STEPS
 
 CURVES, DIFFERENCES = "equivalence-curves.svg", "equivalence-differences.svg"
 _ZERO = 3e-18  # where a difference of exactly 0 stands on the log scale
@@ -54,7 +55,7 @@ def _curves(outcomes: Mapping[Cell, Outcome]) -> Figure:
             style = {
                 "color": str(0.82 * (1 - depth)),
                 "linewidth": 11 - 10 * depth,
-                "solid_capstyle": "round",
+                "solid_capstyle": "butt",
             }
             _steps(ax, outcome.curves[precision]["losses"], label=outcome.cell.title, **style)
     axes[2].set_title("float64: controls, with mistakes made on purpose")
@@ -66,6 +67,7 @@ def _curves(outcomes: Mapping[Cell, Outcome]) -> Figure:
         _steps(axes[2], losses, label=name, **style, **marks)
     axes[2].legend(loc="lower left", fontsize=7)
     axes[0].set_ylabel("loss of the global batch")
+    axes[1].set_xlabel(f"step (every {STEPS // EPOCHS}th: an uneven batch of {SAMPLES % BATCH_SIZE} images)")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower left", ncols=4, fontsize=7)
     return figure
 
@@ -90,6 +92,7 @@ def _differences(rows: Sequence[Row]) -> Figure:
                 "color": "black" if control else str(0.55 * index / len(mine)),
                 "linestyle": ":" if control else _LINES[index % 3],
                 "marker": _MARKERS[index % len(_MARKERS)],
+                "fillstyle": "none" if control else "full",
             }
             name = row.comparison.recipe if control else row.comparison.title
             values = [max(value, _ZERO) for value in row.found.steps]

@@ -26,7 +26,7 @@ SEED = 543
 BATCH_SIZE = 64  # the global one
 SAMPLES = 3 * BATCH_SIZE + 3
 EPOCHS = 3
-STEPS = 4 * EPOCHS
+STEPS = -(-SAMPLES // BATCH_SIZE) * EPOCHS
 LEARNING_RATE = (
     0.05  # at 0.1 the training itself makes rounding errors grow twentyfold, which would hide others
 )

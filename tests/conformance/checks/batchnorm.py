@@ -13,6 +13,7 @@ from tests.conformance.registry import check
 from tests.conformance.world import World
 
 _TOLERANCE = 1e-12
+_LIBRARY = 1e-8  # where torch's own layer works, in evaluation and in a world of one: torch_xla keeps its eps in float32
 _RATE = 0.25  # of the one step of SGD through which gradients are seen, however the backend averages them
 
 _LAYERS: dict[str, Any] = {
@@ -55,6 +56,7 @@ def check_sync_bn(world: World, layer: str, sizes: str) -> None:
     model = idist.auto_model(net, sync_bn=True)
     optimizer = idist.auto_optim(torch.optim.SGD(model.parameters(), lr=_RATE))
     mine = slice(sum(counts[: world.rank]), sum(counts[: world.rank + 1]))
+    tolerance = _LIBRARY if (world.backend, world.size) == ("xla-tpu", 1) else _TOLERANCE
     for step in range(2):
         shape = (sum(counts), 3, *_REST.get(layer, ()))
         batch, weights = (uniform(each, torch.float64, shape, salt=50 + step) for each in (0, 1))
@@ -65,22 +67,24 @@ def check_sync_bn(world: World, layer: str, sizes: str) -> None:
             stepper.zero_grad()
             (output.square() * weight.to(output.device)).sum().backward()
             stepper.step()
-        assert_close(actual, expected[mine], _TOLERANCE)
-        assert_close(local.grad, whole.grad[mine], _TOLERANCE)
+        assert_close(actual, expected[mine], tolerance)
+        assert_close(local.grad, whole.grad[mine], tolerance)
         for ours, theirs in zip(idist.unwrap(model).parameters(), oracle.parameters(), strict=True):
-            assert_close(ours, theirs, _TOLERANCE)
+            assert_close(ours, theirs, tolerance)
         for ours, theirs in zip(idist.unwrap(model).buffers(), oracle.buffers(), strict=True):
-            assert_close(ours, theirs, _TOLERANCE)
+            assert_close(ours, theirs, tolerance)
     if layer != "no running statistics":
         oracle.eval(), idist.unwrap(model).eval()
-        assert_close(idist.unwrap(model)(local), oracle(whole[mine]), _TOLERANCE)
+        assert_close(idist.unwrap(model)(local), oracle(whole[mine]), _LIBRARY)
 
 
 @check(
     "auto_model", "auto_model(model, sync_bn=True): the layers stay BatchNorm, parameters the same objects"
 )
 def check_sync_bn_keeps_objects(world: World) -> None:
-    net = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))
+    net = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)).to(
+        idist.device()
+    )  # which itself may make new ones
     parameters, keys = list(net.parameters()), list(net.state_dict())
     inner = idist.unwrap(idist.auto_model(net, sync_bn=True))
     assert all(a is b for a, b in zip(inner.parameters(), parameters, strict=True))
