@@ -5,13 +5,13 @@ export VENV_HOME
 
 VARIABLES := BACKEND NP LAUNCHER DATASET ARGS DRY_RUN NNODES NODE_RANK MASTER_ADDR MASTER_PORT HOSTS \
 	PYTHON TORCH_INDEX VENV_HOME OMP_NUM_THREADS RUNTIME IMAGE TIMEOUT LOG_DIR LOGDIR \
-	UPGRADE JOBS WHEEL_CACHE
+	UPGRADE JOBS WHEEL_CACHE RUN
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 UNKNOWN := $(filter-out $(VARIABLES) HOROVOD_%,$(GIVEN))
 $(if $(UNKNOWN),$(error unknown variable $(UNKNOWN): there are $(VARIABLES)))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test conformance data tensorboard env lint lint-sbatch format lock clean
+.PHONY: help run test conformance equivalence reproduce data tensorboard env lint lint-sbatch format lock clean
 
 help: ## This text
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -24,6 +24,12 @@ test: ## The tests: ARGS="-k sampler"
 
 conformance: ## The checks that every backend must pass: BACKEND=gloo, horovod, xla-tpu
 	@exec docker/with.sh "$${BACKEND:-gloo}" dev -- python -m pytest tests/conformance $(value ARGS)
+
+equivalence: ## The same training on every launcher, backend and world size, compared: docs/equivalence.md
+	@exec docker/with.sh horovod -- python -m reference.programs.equivalence --xla-python="$$VENV_HOME/.venv-xla/bin/python" $(value ARGS)
+
+reproduce: ## Run a recorded run again and compare: RUN=output-cifar10/...
+	@exec docker/with.sh "$${BACKEND:-gloo}" -- python -m reference.cifar10.reproduce "$${RUN:?give RUN=<run directory>}" $(value ARGS)
 
 data: ## Download CIFAR-10 once: ARGS="--mirror=https://..."
 	@exec docker/with.sh gloo -- python -m reference.cifar10 data $(value ARGS)

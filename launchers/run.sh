@@ -53,4 +53,7 @@ options=()
 [ -z "$DATASET" ] || options+=(--dataset="$DATASET")
 command=("$script" -m reference.cifar10 run "${options[@]}" "$@")
 DRY_RUN=1 "${command[@]}" >/dev/null # what the launcher refuses is refused before an environment is made
+if [ "${DRY_RUN:-}" != 1 ]; then # and so is what the trainer refuses: a launcher would bury it under its own report
+  docker/with.sh "$BACKEND" -- python -m reference.cifar10 check --nproc_per_node=$((NP * ${NNODES:-1})) "${options[@]}" "$@"
+fi
 exec docker/with.sh "$BACKEND" -- "${command[@]}"

@@ -27,6 +27,11 @@ def run(*, config: str | None = None, **options: Any) -> None:
         raise SystemExit(code)
 
 
+def check(*, config: str | None = None, **options: Any) -> None:
+    """Refuse wrong options of a run before a launcher starts its processes."""
+    make_config(options, config)
+
+
 def data(**options: Any) -> None:
     """Download the official CIFAR-10 files."""
     checked = DownloadOptions(**convert_all(DownloadOptions, options))
@@ -54,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         # Texts stay texts: the option's type decides, not what a text looks like to fire.
         keep = fire.decorators.SetParseFn(str)
         fire.Fire(
-            {"run": keep(run), "data": keep(data)}, command=command.fire_arguments(), name=arguments.PROGRAM
+            {"run": keep(run), "check": keep(check), "data": keep(data)},
+            command=command.fire_arguments(),
+            name=arguments.PROGRAM,
         )
     except OptionError as error:
         refuse(str(error))

@@ -16,14 +16,16 @@ from reference.cifar10.config import Config, DownloadOptions
 from reference.cifar10.options import OptionError, help_text, hint, kind_of, names_of, spec_of
 
 PROGRAM = "python -m reference.cifar10"
-COMMANDS: dict[str, type] = {"run": Config, "data": DownloadOptions}
+COMMANDS: dict[str, type] = {"run": Config, "check": Config, "data": DownloadOptions}
 _HELP = {"--help", "-h", "-help", "help"}
 
 _OVERVIEW = f"""\
-usage: {PROGRAM} run  [--name=value ...] [--config=file.yaml]
-       {PROGRAM} data [--name=value ...]
+usage: {PROGRAM} run   [--name=value ...] [--config=file.yaml]
+       {PROGRAM} check [--name=value ...] [--config=file.yaml]
+       {PROGRAM} data  [--name=value ...]
 
 run    train on CIFAR-10, an image folder, or the digits that need no download
+check  look at the options of a run, without starting it
 data   download the official CIFAR-10 files
 
 All options: {PROGRAM} run --help"""
@@ -51,7 +53,7 @@ leaves nothing half-written.
 
 
 class Command(NamedTuple):
-    """A checked command line: the command, its options as texts, and the YAML file of `--config` (run only)."""
+    """A checked command line: the command, its options as texts, and the YAML file of `--config` (run and check)."""
 
     name: str
     options: dict[str, str]
@@ -133,7 +135,7 @@ def help_for(arguments: Sequence[str]) -> str | None:
     command = next((argument for argument in arguments if argument in COMMANDS), None)
     if command is None:
         return _OVERVIEW
-    return (_RUN_HELP if command == "run" else _DATA_HELP) + help_text(COMMANDS[command])
+    return (_DATA_HELP if command == "data" else _RUN_HELP) + help_text(COMMANDS[command])
 
 
 def parse(arguments: Sequence[str]) -> Command:
@@ -150,6 +152,6 @@ def parse(arguments: Sequence[str]) -> Command:
     if name not in COMMANDS:
         known = f"{' or '.join(COMMANDS)} must come first"
         raise OptionError(f"unknown command {name!r}: {known}{hint(name, COMMANDS)}")
-    extra = ("config",) if name == "run" else ()
+    extra = () if name == "data" else ("config",)
     options = _Flags(COMMANDS[name], extra).read(rest)
     return Command(name, options, options.pop("config", None))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -16,6 +17,7 @@ from reference.cifar10 import datasets
 from reference.cifar10.augment import crop_and_flip, draws, normalise
 from reference.cifar10.config import Config
 from reference.cifar10.datasets.base import Split
+from reference.cifar10.stopping import SIGNALS
 
 T = TypeVar("T")
 Batch = tuple[Tensor, Tensor, Tensor]
@@ -98,7 +100,18 @@ def _loader_options(config: Config) -> dict[str, Any]:
     # A loader draws a number at the start of every pass. From the global generator, an evaluation or a resume in
     # mid-epoch would change the dropout of all later steps.
     generator = torch.Generator().manual_seed(config.seed)
-    return {"num_workers": config.num_workers, "collate_fn": as_it_is, "generator": generator}
+    return {
+        "num_workers": config.num_workers,
+        "collate_fn": as_it_is,
+        "generator": generator,
+        "worker_init_fn": leave_signals_alone,
+    }
+
+
+def leave_signals_alone(worker: int) -> None:
+    """Slurm sends a signal to all processes of a task: the training answers it, and its loader workers must live on."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def evaluation_batch(batch: Batch, device: torch.device, non_blocking: bool) -> tuple[Tensor, Tensor]:

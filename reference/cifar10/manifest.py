@@ -35,6 +35,8 @@ _PACKAGES = (
     "scikit-learn",
 )
 
+_RUNTIME = ("RUNTIME", "IMAGE", "OMP_NUM_THREADS", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
+
 
 def collect(config: Config, images: ImageSet, resumed_from: str | None) -> dict[str, Any]:
     """The manifest, in plain values. Every rank calls this, as all of them tell their host and device.
@@ -66,6 +68,7 @@ def collect(config: Config, images: ImageSet, resumed_from: str | None) -> dict[
             "command": None if layout is None else _parent_command(),
             "layout": None if layout is None else asdict(layout),
             "variables": environment.variables_seen(os.environ),
+            "runtime": {name: os.environ[name] for name in _RUNTIME if name in os.environ},
         },
         "distributed": {
             "backend": idist.backend(),
@@ -74,15 +77,7 @@ def collect(config: Config, images: ImageSet, resumed_from: str | None) -> dict[
             "nproc_per_node": idist.get_nproc_per_node(),
             "ranks": ranks,
         },
-        "git": git_state(),
-        "versions": {"python": platform.python_version(), "reference": reference.__version__, **_versions()},
-        "host": {
-            "name": idist.hostname(),
-            "system": platform.platform(),
-            "processor": _processor(),
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "memory_bytes": psutil.virtual_memory().total,
-        },
+        **of_this_machine(),
         "data": {
             "dataset": config.dataset,
             "title": images.title,
@@ -92,6 +87,21 @@ def collect(config: Config, images: ImageSet, resumed_from: str | None) -> dict[
             "checksum": images.checksum,
         },
         "resumed_from": resumed_from,
+    }
+
+
+def of_this_machine() -> dict[str, Any]:
+    """Code, versions and hardware: the part of a manifest that needs no run."""
+    return {
+        "git": git_state(),
+        "versions": {"python": platform.python_version(), "reference": reference.__version__, **_versions()},
+        "host": {
+            "name": idist.hostname(),
+            "system": platform.platform(),
+            "processor": _processor(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "memory_bytes": psutil.virtual_memory().total,
+        },
     }
 
 

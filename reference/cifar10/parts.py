@@ -16,17 +16,27 @@ from reference.cifar10.config import Config
 from reference.cifar10.data import evaluation_batch, training_batch
 from reference.engine import Engine, create_supervised_evaluator, create_supervised_trainer
 from reference.handlers import PiecewiseLinear
+from reference.idist import environment
 from reference.metrics import Accuracy, Loss, Metric
 
 
 def set_up_process(config: Config) -> None:
     """Threads and determinism of this process, the same in every launcher."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(config.threads or max(1, cores // idist.get_nproc_per_node()))
+    torch.set_num_threads(config.threads or fair_threads())
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with this
     torch.use_deterministic_algorithms(config.deterministic)
     torch.backends.cudnn.benchmark = not config.deterministic
+
+
+def fair_threads() -> int:
+    """This process's share of the cores: of the node, or of what Slurm gave to its task."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    given = int(os.environ.get("SLURM_CPUS_PER_TASK") or cores)
+    layout = environment.detect(os.environ)
+    if layout is not None and layout.source == "slurm" and "SLURM_CPUS_PER_TASK" in os.environ:
+        return given  # each task is one process
+    return max(1, min(cores, given) // idist.get_nproc_per_node())
 
 
 def get_model(config: Config) -> nn.Module:

@@ -117,7 +117,8 @@ def test_the_whole_program_with_made_up_cells(
     made = outcomes()
     made[XLA_2] = Outcome(cell=XLA_2, skipped="not here")
     monkeypatch.setattr(Runner, "run", lambda self, cell: made[cell])
-    assert program.main(["--output", str(tmp_path)]) == 0
+    options = [f"--output={tmp_path}", f"--work={tmp_path / 'cells'}"]
+    assert program.main(options) == 0
     text = (tmp_path / "equivalence.md").read_text()
     for cell in CELLS:
         assert f"`{cell.shown()}`" in text
@@ -130,7 +131,7 @@ def test_the_whole_program_with_made_up_cells(
     assert len(list(tmp_path.glob("*.svg"))) == 2
 
     made[SERIAL] = dataclasses.replace(made[SERIAL], failed="exit code 7", curves={})
-    assert program.main(["--output", str(tmp_path)]) == 1
+    assert program.main(options) == 1
     assert "FAIL World sizes" in capsys.readouterr().out
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +23,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given.output.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="equivalence-"))
     runner = Runner(
-        python=Path(sys.executable), xla_python=given.xla_python, folder=folder, deadline=given.deadline
+        python=Path(sys.executable),
+        xla_python=given.xla_python,
+        folder=given.work.resolve(),
+        deadline=given.deadline,
     )
     outcomes: dict[Cell, Outcome] = {}
     for number, cell in enumerate(CELLS, start=1):
@@ -41,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for row in rows:
             mark = {True: "ok  ", False: "FAIL", None: "skip"}[row.passed]
             print(f"{mark} {section.title}: {row.comparison.title}, {row.precision}: {row.verdict}")
-    print(f"\nreport: {given.output / 'equivalence.md'}, logs: {folder}")
+    print(f"\nreport: {given.output / 'equivalence.md'}, logs of the cells: {given.work}")
     return int(any(row.passed is False for _, rows in sections for row in rows))
 
 
@@ -56,6 +58,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--output", type=Path, default=Path("output-equivalence"), help="folder for the report (%(default)s)"
     )
     parser.add_argument(
+        "--work",
+        type=Path,
+        default=Path("output-equivalence/cells"),
+        help="folder for the logs and curves of the cells (%(default)s)",
+    )
+    parser.add_argument(
         "--xla-python",
         type=Path,
         default=ROOT / ".venv-xla" / "bin" / "python",
@@ -67,4 +75,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # so that the cell under way is ended
     sys.exit(main())
