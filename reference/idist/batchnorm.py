@@ -70,7 +70,11 @@ class _BatchNorm2d(CrossReplicaBatchNorm, nn.BatchNorm2d): ...
 class _BatchNorm3d(CrossReplicaBatchNorm, nn.BatchNorm3d): ...
 
 
-_CROSS_REPLICA: dict[type[nn.Module], type[CrossReplicaBatchNorm]] = {nn.BatchNorm1d: _BatchNorm1d, nn.BatchNorm2d: _BatchNorm2d, nn.BatchNorm3d: _BatchNorm3d}
+_CROSS_REPLICA: dict[type[nn.Module], type[CrossReplicaBatchNorm]] = {
+    nn.BatchNorm1d: _BatchNorm1d,
+    nn.BatchNorm2d: _BatchNorm2d,
+    nn.BatchNorm3d: _BatchNorm3d,
+}
 
 
 def convert_batchnorm(model: nn.Module, backend: Backend) -> nn.Module:

@@ -35,7 +35,7 @@ def interrupted(
     if not any(item.name.startswith("test_time_limit") for item in request.session.items):
         return None
     # Slurm sends the signal 60 to 120 seconds before the end. A start that takes longer is killed by it, and repeated.
-    limit = ("--time=3", "--signal=USR2@60", "--ntasks-per-node=1")
+    limit = ("--time=3", "--signal=USR2@60")
     return cluster.submit(
         tmp_path_factory.mktemp("interrupted"), "slurm.sbatch", HELD, "out", *TRAINING, options=limit
     )
@@ -106,7 +106,7 @@ def test_time_limit_then_checkpoint_then_requeue_gives_the_uninterrupted_result(
     cluster: Cluster, tmp_path: Path, interrupted: Job
 ) -> None:
     trainer = ("-m", "reference.cifar10", "run", "--output_path=out", *TRAINING)
-    whole = cluster.submit(tmp_path, "slurm_torchrun.sbatch", *trainer, NP="1")
+    whole = cluster.submit(tmp_path, "slurm_torchrun.sbatch", *trainer)
     expected = records(whole)["finished"]
     runs = records(interrupted)
     got, stopped = runs["finished"], runs["stopped by SIGUSR2"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -17,11 +18,8 @@ from reference.programs.equivalence.running import ROOT, Outcome, Runner
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run everything; the exit code."""
     given = parse(arguments)
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # so that the cell under way is ended
-    given.output.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="equivalence-"))
+    for folder in (given.output, given.work):
+        folder.mkdir(parents=True, exist_ok=True)
     runner = Runner(
         python=Path(sys.executable),
         xla_python=given.xla_python,
@@ -66,7 +64,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--xla-python",
         type=Path,
-        default=ROOT / ".venv-xla" / "bin" / "python",
+        default=Path(os.environ.get("VENV_HOME", ROOT)) / ".venv-xla" / "bin" / "python",
         help="interpreter of the XLA environment (.venv-xla/bin/python, what `make env BACKEND=xla-tpu` makes); "
         "without it the comparisons with XLA are skipped",
     )
@@ -75,7 +73,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # so that the cell under way is ended
+    # an exception, so that the cell under way is ended
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     sys.exit(main())

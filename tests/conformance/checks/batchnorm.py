@@ -13,7 +13,7 @@ from tests.conformance.registry import check
 from tests.conformance.world import World
 
 _TOLERANCE = 1e-12
-_LIBRARY = 1e-8  # where torch's own layer works, in evaluation and in a world of one: torch_xla keeps its eps in float32
+_EVALUATION = 1e-8  # torch's own layer works then: torch_xla keeps its eps in float32
 _RATE = 0.25  # of the one step of SGD through which gradients are seen, however the backend averages them
 
 _LAYERS: dict[str, Any] = {
@@ -56,7 +56,6 @@ def check_sync_bn(world: World, layer: str, sizes: str) -> None:
     model = idist.auto_model(net, sync_bn=True)
     optimizer = idist.auto_optim(torch.optim.SGD(model.parameters(), lr=_RATE))
     mine = slice(sum(counts[: world.rank]), sum(counts[: world.rank + 1]))
-    tolerance = _LIBRARY if (world.backend, world.size) == ("xla-tpu", 1) else _TOLERANCE
     for step in range(2):
         shape = (sum(counts), 3, *_REST.get(layer, ()))
         batch, weights = (uniform(each, torch.float64, shape, salt=50 + step) for each in (0, 1))
@@ -67,15 +66,15 @@ def check_sync_bn(world: World, layer: str, sizes: str) -> None:
             stepper.zero_grad()
             (output.square() * weight.to(output.device)).sum().backward()
             stepper.step()
-        assert_close(actual, expected[mine], tolerance)
-        assert_close(local.grad, whole.grad[mine], tolerance)
+        assert_close(actual, expected[mine], _TOLERANCE)
+        assert_close(local.grad, whole.grad[mine], _TOLERANCE)
         for ours, theirs in zip(idist.unwrap(model).parameters(), oracle.parameters(), strict=True):
-            assert_close(ours, theirs, tolerance)
+            assert_close(ours, theirs, _TOLERANCE)
         for ours, theirs in zip(idist.unwrap(model).buffers(), oracle.buffers(), strict=True):
-            assert_close(ours, theirs, tolerance)
+            assert_close(ours, theirs, _TOLERANCE)
     if layer != "no running statistics":
         oracle.eval(), idist.unwrap(model).eval()
-        assert_close(idist.unwrap(model)(local), oracle(whole[mine]), _LIBRARY)
+        assert_close(idist.unwrap(model)(local), oracle(whole[mine]), _EVALUATION)
 
 
 @check(
