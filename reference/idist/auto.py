@@ -30,7 +30,7 @@ def auto_model(model: nn.Module, sync_bn: bool = False, **kwargs: Any) -> nn.Mod
     """
     backend = current()
     model.to(backend.device)
-    if sync_bn and backend.world_size > 1:
+    if sync_bn:  # with one rank too, so that the layer is the same one in every world
         model = convert_batchnorm(model, backend)
     return backend.wrap_model(model, **kwargs)
 
