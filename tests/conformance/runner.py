@@ -82,6 +82,7 @@ def run_rank(local_rank: int, job: Job) -> dict[str, Any]:
     ledger = Ledger(folder, local_rank, job.world)
     checks = registry.load()
     limit = 2 * COLLECTIVE_TIMEOUT
+    hardware = hardware_of(job)
     for name in job.checks:
         scratch = folder / "scratch" / name.replace("/", "_")
         scratch.mkdir(parents=True, exist_ok=True)
@@ -89,7 +90,17 @@ def run_rank(local_rank: int, job: Job) -> dict[str, Any]:
         world = World(backend=backend, size=job.world, rank=local_rank, scratch=scratch, limit=limit)
         ledger.post({"check": name, **perform(checks[name], world, expected(job.backend, job.world, name))})
         ledger.agree(name, limit)
-    return {"rank": local_rank, "text": f"from rank {local_rank}"}
+    return {"rank": local_rank, "text": f"from rank {local_rank}", "hardware": hardware}
+
+
+def hardware_of(job: Job) -> str:
+    """What this rank computes on."""
+    if idist.device().type != "xla":
+        return idist.device().type
+    from torch_xla import runtime
+
+    kind = str(runtime.device_type())
+    return "CPU, replicas simulated in threads" if kind == "CPU" and job.world > 1 else kind
 
 
 def perform(check: registry.Check, world: World, refusal: Any) -> dict[str, Any]:

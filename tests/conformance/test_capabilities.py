@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.conformance import capabilities
@@ -20,7 +22,7 @@ def test_the_page_is_what_the_suite_found(worlds: Worlds, backend: str) -> None:
 
 
 def test_a_page_is_read_as_it_was_written() -> None:
-    keys = [("Worlds", "world sizes"), *capabilities.rows()]
+    keys = [capabilities.SIZES, capabilities.HARDWARE, *capabilities.rows()]
     columns = {name: {key: f"{name} a|b ({i})" for i, key in enumerate(keys)} for name in BACKENDS}
     page = capabilities.render(columns)
     assert capabilities.parse(page) == columns
@@ -45,10 +47,10 @@ def test_a_cell_says_the_worst(ends: tuple[str | None, ...], cell: str) -> None:
         for group in capabilities.rows().values()
         for check in group
     }
-    assert capabilities.cells("gloo", {1: {"checks": checks}})[row] == "ValueError"
-    assert (
-        capabilities.cells(
-            "gloo", {1: {"checks": checks}, 2: {"checks": {**checks, "initialize_refuses": outcome}}}
-        )[row]
-        == cell
-    )
+    first, second = _result(checks), _result({**checks, "initialize_refuses": outcome})
+    assert capabilities.cells("gloo", {1: first})[row] == "ValueError"
+    assert capabilities.cells("gloo", {1: first, 2: second})[row] == cell
+
+
+def _result(checks: dict[str, Any]) -> dict[str, Any]:
+    return {"checks": checks, "returned": {"hardware": "cpu"}}

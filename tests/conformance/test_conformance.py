@@ -26,7 +26,7 @@ def test_check(worlds: Worlds, backend: str, world: int, check: str) -> None:
 def test_parallel_returns_the_value_of_rank_0(worlds: Worlds, backend: str, world: int) -> None:
     result = worlds.result(backend, world)
     assert result["error"] is None, result["error"]
-    assert result["returned"] == {"rank": 0, "text": "from rank 0"}
+    assert (result["returned"]["rank"], result["returned"]["text"]) == (0, "from rank 0")
 
 
 def test_every_public_call_has_a_check() -> None:

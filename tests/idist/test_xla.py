@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -33,6 +34,7 @@ needs_xla = pytest.mark.skipif(
     importlib.util.find_spec("torch_xla") is None,
     reason="torch_xla is not installed: make env BACKEND=xla-tpu",
 )
+ROOT = Path(__file__).parents[2]
 SECONDS = 400  # of a world, on a busy machine
 WORLDS = (1, 2, 4)
 REDUCED = (torch.int32, torch.int64, torch.float32, torch.float64)
@@ -266,8 +268,8 @@ def adopted(folder: str) -> None:
 # -- the tests --------------------------------------------------------------------------------------------------------
 def program(name: str, folder: Path, count: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
     """Run ``name`` in a world of ``count`` replicas, or in a single process with 0."""
-    command = [sys.executable, __file__, name, str(folder), str(count), repr(options)]
-    paths = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, __file__, name, str(folder), str(count), json.dumps(options)]
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     variables = {**os.environ, "PYTHONPATH": paths, "CPU_NUM_DEVICES": "2" if name == "adopted" else "1"}
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=SECONDS)
 
@@ -485,7 +487,7 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"device": "cpu"}, "device='cpu'.*remove it, or set PJRT_DEVICE"),
+            ({"device": "cpu"}, "device='cpu'.*set PJRT_DEVICE to TPU or CPU instead"),
             (
                 {"nnodes": 2, "node_rank": 1, "master_addr": "a", "master_port": 1},
                 "XLA finds its hosts: remove them",
@@ -528,6 +530,14 @@ def test_a_torch_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     assert xla.XlaBackend.missing("xla-tpu") == expected
 
 
+def test_a_call_that_never_comes_back_ends_the_process() -> None:
+    code = "import time\nfrom reference.idist.backends.xla import _deadline\n"
+    code += "with _deadline(0.1, 'barrier on rank 0 of 2'): time.sleep(600)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=100)
+    expected = "xla-tpu: barrier on rank 0 of 2 did not end within 0.1 s: a rank is missing\n"
+    assert (done.returncode, done.stderr) == (1, expected)
+
+
 def main(name: str, folder: str, count: int, options: dict[str, Any]) -> None:
     if count == 0:
         globals()[name](folder)
@@ -542,4 +552,4 @@ def main(name: str, folder: str, count: int, options: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), eval(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4]))

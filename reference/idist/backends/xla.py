@@ -103,16 +103,13 @@ class XlaBackend(Backend):
                 "nnodes, node_rank, master_addr, master_port, init_method: XLA finds its hosts: remove them"
             )
         if start_method == "fork" and _running():
-            raise ValueError(
-                "start_method='fork': XLA's runtime is in use in this process already: use 'spawn'"
-            )
+            raise ValueError("start_method='fork': XLA's runtime is in use in this process: use 'spawn'")
         count = 1
         if _has_tpu():
             count = _tpu_processes(plan.nproc_per_node)
         elif plan.nproc_per_node > 1:
-            info(
-                f"xla-tpu: no TPU here: a simulation, {plan.nproc_per_node} replicas as threads of one process on the CPU"
-            )
+            threads = f"{plan.nproc_per_node} replicas as threads of one process on the CPU"
+            info(f"xla-tpu: no TPU here: a simulation, {threads}")
         job = count, plan, fn, tuple(args), dict(kwargs)
         return processes.run(_run_process, job, count=count, start_method=start_method)
 
@@ -192,10 +189,8 @@ class XlaBackend(Backend):
         A tensor on the device is only promised when a collective returns; the next call that waits finds out.
         """
         deadline = self._deadline if self.world_size > 1 else None
-        with (
-            super().guard(operation),
-            _deadline(deadline, f"{operation} on rank {self.rank} of {self.world_size}"),
-        ):
+        where = f"{operation} on rank {self.rank} of {self.world_size}"
+        with super().guard(operation), _deadline(deadline, where):
             yield
 
     # -- models, optimizers, loaders -----------------------------------------------------------------------------
@@ -304,11 +299,8 @@ def _deadline(seconds: float | None, operation: str) -> Iterator[None]:
         return
 
     def give_up() -> None:
-        print(
-            f"xla-tpu: {operation} did not end within {seconds:g} s: a rank is missing",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"xla-tpu: {operation} did not end within {seconds:g} s: a rank is missing"
+        print(text, file=sys.stderr, flush=True)
         os._exit(1)
 
     watchdog = threading.Timer(seconds, give_up)
@@ -323,7 +315,7 @@ def _deadline(seconds: float | None, operation: str) -> Iterator[None]:
 def _refuse_device(device: str | None) -> None:
     if device is not None:
         raise ValueError(
-            f"device={device!r}: XLA's runtime chooses it: remove it, or set PJRT_DEVICE to TPU or CPU"
+            f"device={device!r}: XLA's runtime chooses it: set PJRT_DEVICE to TPU or CPU instead"
         )
 
 
@@ -353,7 +345,7 @@ def _run_process(
     kwargs: Mapping[str, Any],
 ) -> Any:
     """One process of `spawn`: what ``torch_xla.launch`` does, in a process that `processes` watches."""
-    from reference.idist import collectives, context
+    from reference.idist import context, launcher
 
     single, deadline = plan.nproc_per_node == 1, plan.timeout
     simulated = not single and not _has_tpu()
@@ -375,7 +367,7 @@ def _run_process(
     def replica(index: int) -> Any:
         _xla().device(index)  # makes it the one of this thread
         value = fn(local_rank * threads + index, *args, **kwargs)
-        return collectives.share(value) if count > 1 else value  # rank 0 may be in any process
+        return launcher._from_rank_zero(value) if count > 1 else value  # rank 0 may be in any process
 
     with context.using(backend):
         return _run_threads(threads, replica, local_rank * threads)
