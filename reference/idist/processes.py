@@ -102,7 +102,9 @@ def _child(
     args: Sequence[Any],
 ) -> None:
     _die_with_parent(parent if start_method != "forkserver" else None)
-    multiprocessing.set_start_method(None, force=True)  # how this was started says nothing about loader workers
+    multiprocessing.set_start_method(
+        None, force=True
+    )  # how this was started says nothing about loader workers
     try:
         message: tuple[Any, ...] = ("value", target(local_rank, *args))
     except KeyboardInterrupt:

@@ -148,7 +148,9 @@ def test_deadline_ends_every_process_also_in_other_sessions(tmp_path: Path) -> N
 
 def test_a_cell_that_ends_leaves_nothing_behind(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
-    script = f"setsid sh -c 'echo $$ >{pids}; exec sleep 600' & until [ -s {pids} ]; do sleep 0.1; done; exit 3"
+    script = (
+        f"setsid sh -c 'echo $$ >{pids}; exec sleep 600' & until [ -s {pids} ]; do sleep 0.1; done; exit 3"
+    )
     assert run_command(["bash", "-c", script], {}, tmp_path / "log", deadline=60.0) == 3
     assert not runs(int(pids.read_text()))
 

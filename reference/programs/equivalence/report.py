@@ -97,7 +97,8 @@ def _what(outcomes: Mapping[Cell, Outcome]) -> str:
         f"of SGD with Nesterov's momentum on {training.SAMPLES} real images (scikit-learn's digits), shuffled and "
         f"augmented, in global batches of {training.BATCH_SIZE}. The last batch of each of the {training.EPOCHS} epochs is "
         f"uneven: it has {training.SAMPLES % training.BATCH_SIZE} images, so with 4 processes one has none. The weights "
-        "start from another seed on each rank, and only those of rank 0 may count. Everything runs on CPUs, one thread "
+        "start from another seed on each rank, and only those of rank 0 may count. The process without a backend keeps torch's "
+        "own batch norm, so that the cross-replica one is held against it. Everything runs on CPUs, one thread "
         f"a process; {', '.join(versions)}."
     )
 

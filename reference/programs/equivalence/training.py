@@ -71,7 +71,8 @@ def train(recipe: Recipe) -> dict[str, Any]:
     loader: Any = idist.auto_dataloader(
         array, batch_size=BATCH_SIZE, shuffle=True, seed=recipe.seed, collate_fn=as_it_is
     )
-    model = idist.auto_model(build_model(SEED + idist.get_rank()).to(recipe.dtype), sync_bn=recipe.sync_bn)
+    sync_bn = recipe.sync_bn and idist.backend() is not None  # the reference keeps torch's own batch norm
+    model = idist.auto_model(build_model(SEED + idist.get_rank()).to(recipe.dtype), sync_bn=sync_bn)
     optimizer = idist.auto_optim(
         torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9, weight_decay=1e-4, nesterov=True)
     )

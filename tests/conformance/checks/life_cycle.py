@@ -48,6 +48,7 @@ def check_finalize(world: World) -> None:
 
 @check("initialize", "initialize after finalize", last=True)
 def check_reinitialize(world: World) -> None:
+    idist.finalize()
     _join(world)
     assert (idist.backend(), idist.get_rank(), idist.get_world_size()) == (
         world.backend,
@@ -63,6 +64,7 @@ def check_reinitialize(world: World) -> None:
 @check("initialize", "a world made with the library's own calls is adopted", last=True)
 def check_adopt(world: World) -> None:
     """Horovod without a launcher makes each process a world of its own."""
+    idist.finalize()
     leave = _join_without_idist(world)
     rank, size = (0, 1) if world.backend == "horovod" else (world.rank, world.size)
     assert (idist.backend(), idist.get_rank(), idist.get_world_size()) == (world.backend, rank, size)
