@@ -54,6 +54,9 @@ options=()
 if [ "$DATASET" = digits ] || { [ -z "$DATASET$*" ] && [ ! -e data ]; }; then
   options+=(--batch_size=64 --learning_rate=0.1) # 1,438 images are hardly three batches of the usual 512
 fi
+if [[ $LAUNCHER == slurm* ]]; then
+  options+=(--output_path=output-cifar10/%j --resume_from=auto) # a job that is requeued goes on where it was
+fi
 command=("$script" -m reference.cifar10 run "${options[@]}" "$@")
 DRY_RUN=1 "${command[@]}" >/dev/null # what the launcher refuses is refused before an environment is made
 if [ "${DRY_RUN:-}" != 1 ]; then # and so is what the trainer refuses: a launcher would bury it under its own report
