@@ -23,6 +23,8 @@ def manual_seed(seed: int) -> None:
     """Seed Python's `random`, torch (all devices) and, where it is installed, NumPy."""
     random.seed(seed)
     torch.manual_seed(seed)
+    if idist.backend() == "xla-tpu":  # torch does not reach XLA's own generator
+        sys.modules["torch_xla"].manual_seed(seed)
     try:
         import numpy
     except ImportError:

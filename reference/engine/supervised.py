@@ -143,7 +143,8 @@ def create_supervised_evaluator(
     dtype = _amp_dtype(amp_mode, target)
     module = _local_module(model)
 
-    @torch.inference_mode()
+    # torch_xla 2.9 can't run a linear layer in inference mode
+    @(torch.no_grad() if target.type == "xla" else torch.inference_mode())
     def step(engine: Engine, batch: Any) -> Any:
         x, y = prepare_batch(batch, device=target, non_blocking=non_blocking)
         with _autocast(target, dtype):

@@ -248,12 +248,17 @@ def broadcast(x: Any, src: int = 0, safe_mode: bool = False) -> Any:
     """
     backend = current()
     _check_rank("src", src, backend)
-    if not isinstance(x, (Tensor, Real, str, Path)) and not (safe_mode and backend.rank != src):
-        raise TypeError(f"broadcast takes a tensor, number, string or Path, not {type(x).__name__}")
+    error = None
+    if not isinstance(x, (Tensor, Real, str, Path)):
+        error = TypeError(f"broadcast takes a tensor, number, string or Path, not {type(x).__name__}")
     if not safe_mode:
+        if error is not None:
+            raise error
         return _broadcast_tensor(backend, x, src) if isinstance(x, Tensor) else share(_scalar(x), src)
     meta = (str(x.dtype).removeprefix("torch."), tuple(x.shape)) if isinstance(x, Tensor) else _scalar(x)
-    meta = share(meta if backend.rank == src else None, src)
+    meta = share(error or meta, src)  # the others wait for a value: they have to hear that there is none
+    if isinstance(meta, TypeError):
+        raise meta
     if not isinstance(meta, tuple):
         return meta
     if backend.rank != src:

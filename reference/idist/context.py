@@ -100,7 +100,7 @@ def check_options(backend: str, allowed: frozenset[str], kwargs: dict[str, Any])
         raise ValueError(
             f"{unknown[0]}={kwargs[unknown[0]]!r} is not an argument of backend {backend!r}: use {known}"
         )
-    timeout = kwargs.get("timeout") or DEFAULT_TIMEOUT
+    timeout = DEFAULT_TIMEOUT if kwargs.get("timeout") is None else kwargs["timeout"]
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
         raise ValueError(f"timeout={timeout!r}: give seconds above 0")

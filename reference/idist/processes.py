@@ -116,6 +116,7 @@ def _child(
             f"{type(error).__name__}: {error}",
             traceback.format_exc(),
             _broken(error),
+            getattr(error, "local_rank", local_rank),  # of the replica, where a process holds several
         )
     try:
         payload = pickle.dumps(message)
@@ -189,9 +190,9 @@ def _receive(
         )
         return
     if message[0] == "error":
-        _, when, cause, detail, consequence = message
+        _, when, cause, detail, consequence, local_rank = message
         failures[rank] = _Failure(
-            local_rank=rank, when=when, cause=cause, detail=detail, consequence=consequence
+            local_rank=local_rank, when=when, cause=cause, detail=detail, consequence=consequence
         )
         return
     if message[0] == "unpicklable" and rank == 0:

@@ -98,7 +98,7 @@ class NativeBackend(ProcessBackend):
 
     @classmethod
     def adopt(cls) -> NativeBackend | None:
-        if not (dist.is_available() and dist.is_initialized()):
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_backend() == "xla":
             return None
         name, rank, world_size = dist.get_backend(), dist.get_rank(), dist.get_world_size()
         layout = environment.detect(os.environ)

@@ -103,3 +103,11 @@ def check_world_survives_errors(world: World) -> None:
     refusal(ValueError, lambda: idist.all_reduce(1, "NO"))
     refusal(TypeError, lambda: idist.broadcast(None))
     assert idist.all_reduce(1) == world.size
+
+
+@check("broadcast", "broadcast of another type, safe_mode=True: all ranks raise", outcome="TypeError")
+def check_broadcast_safe_mode_refuses_type_everywhere(world: World) -> None:
+    for src in range(world.size):
+        mine = [1] if world.rank == src else None
+        text = refusal(TypeError, lambda mine=mine, src=src: idist.broadcast(mine, src, safe_mode=True))
+        assert text == "broadcast takes a tensor, number, string or Path, not list"
