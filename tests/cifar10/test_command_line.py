@@ -292,3 +292,14 @@ def test_overview_names_both_commands(capsys: pytest.CaptureFixture[str]) -> Non
     program.main(["--help"])
     text = capsys.readouterr().out
     assert "reference.cifar10 run" in text and "reference.cifar10 data" in text
+
+
+def test_check_looks_at_the_options_of_a_run_and_starts_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "reference.cifar10.launch", None)  # to import it would be an error
+    program.main(["check", "--batch_size=64", "--nproc_per_node=2"])
+    with pytest.raises(SystemExit) as ended:
+        program.main(["check", "--batch_size=63", "--nproc_per_node=2"])
+    assert ended.value.code == 2
+    assert "batch_size 63 cannot be shared out over 2 processes" in capsys.readouterr().err

@@ -16,11 +16,21 @@ from tests.conformance import harness
 from tests.conformance.expectations import SERIAL, world_sizes
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = ["--dataset=digits", "--model=resnet18", "--batch_size=64", "--learning_rate=0.1", "--num_epochs=2", "--validate_every=2", "--sync_bn", "--max_eval_samples=300", "--with_tensorboard=false"]
+OPTIONS = [
+    "--dataset=digits",
+    "--model=resnet18",
+    "--batch_size=64",
+    "--learning_rate=0.1",
+    "--num_epochs=2",
+    "--validate_every=2",
+    "--sync_bn",
+    "--max_eval_samples=300",
+    "--with_tensorboard=false",
+]
 DIGITS = 300  # images evaluated
-# Two epochs end between 0.6 and 0.9 for other seeds; rounding differs between backends, order and augmentation do not.
-# A backend that loses gradients, buffers or samples ends near chance (0.1) or off by far more than this.
-NOISE = 0.15
+# One process reaches about 0.98. Rounding differs between backends; order, augmentation and gradients do not, and a backend
+# that loses any of them, or buffers, or samples, ends far below.
+NOISE = 0.05
 
 
 @functools.cache
@@ -48,5 +58,5 @@ def test_the_trainer_reaches_the_same_accuracy(backend: str) -> None:
     assert together["world_size"] == 2
     assert alone["iteration"] == together["iteration"]
     assert alone["n_evaluated"] == together["n_evaluated"] == DIGITS
-    assert alone["val_metrics"]["Accuracy"] > 0.4
+    assert alone["val_metrics"]["Accuracy"] > 0.9
     assert abs(alone["val_metrics"]["Accuracy"] - together["val_metrics"]["Accuracy"]) <= NOISE
