@@ -49,6 +49,11 @@ class Engine(EventSource):
         self._position = 0  # batches that completed iterations took from the current pass
         self._skip = 0  # batches to leave out of the next pass, when a run continues
 
+    @property
+    def data_position(self) -> int:
+        """Batches of the current pass over the data that completed iterations took."""
+        return self._position
+
     # ---- control
 
     def terminate(self) -> None:

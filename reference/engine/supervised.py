@@ -90,7 +90,7 @@ def create_supervised_trainer(
         x, y = prepare_batch(batch, device=target, non_blocking=non_blocking)
         weight = 1.0
         if loader is not None:
-            own, everyone = loader.sampler.share(engine._position, loader.batch_size)
+            own, everyone = loader.sampler.share(engine.data_position, loader.batch_size)
             x, y, weight = x[:own], y[:own], own * loader.sampler.num_replicas / everyone
         index, size = _group(engine.state, gradient_accumulation_steps)
         last = index == size - 1
