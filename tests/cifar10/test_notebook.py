@@ -43,7 +43,8 @@ print(result["exit_reason"], result["world_size"], result["n_evaluated"])
 def test_processes_are_forked_from_a_notebook(tmp_path: Path) -> None:
     cells = [cell.format(root=str(ROOT), output=str(tmp_path / "out")) for cell in CELLS]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    nbclient.NotebookClient(notebook, timeout=500, kernel_name="python3", cwd=str(tmp_path)).execute()
+    place = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(notebook, timeout=500, kernel_name="python3", resources=place).execute()
     printed = [
         "".join(o["text"] for o in cell["outputs"] if o.get("name") == "stdout") for cell in notebook.cells
     ]
