@@ -239,6 +239,10 @@ class HorovodBackend(ProcessBackend):
     # -- models, optimizers --------------------------------------------------------------------------------------
     def wrap_model(self, model: nn.Module, **kwargs: Any) -> nn.Module:
         refuse_keywords(kwargs, "auto_model", self.name)
+        for (
+            parameter
+        ) in model.parameters():  # a gradient takes its layout, and Horovod takes no other (channels_last)
+            parameter.data = parameter.data.contiguous()
         with self.guard("broadcast of the model"):
             for tensor in itertools.chain(model.parameters(), model.buffers()):
                 if tensor.numel():
