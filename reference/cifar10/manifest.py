@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import multiprocessing
 import os
 import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -35,7 +37,8 @@ _PACKAGES = (
     "scikit-learn",
 )
 
-_RUNTIME = ("RUNTIME", "IMAGE", "OMP_NUM_THREADS", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
+_IMAGE_RECORD = Path("/etc/idist-workbench/image.json")  # docker/inside/record.py writes it
+_RUNTIME = ("RUNTIME", "OMP_NUM_THREADS", "SLURM_JOB_ID", "SLURM_RESTART_COUNT")
 
 
 def collect(config: Config, images: ImageSet, resumed_from: str | None) -> dict[str, Any]:
@@ -70,6 +73,7 @@ def collect(config: Config, images: ImageSet, resumed_from: str | None) -> dict[
             "variables": environment.variables_seen(os.environ),
             "runtime": {name: os.environ[name] for name in _RUNTIME if name in os.environ},
         },
+        "image": image(os.environ),
         "distributed": {
             "backend": idist.backend(),
             "world_size": idist.get_world_size(),
@@ -88,6 +92,16 @@ def collect(config: Config, images: ImageSet, resumed_from: str | None) -> dict[
         },
         "resumed_from": resumed_from,
     }
+
+
+def image(environ: Mapping[str, str]) -> dict[str, Any] | None:
+    """The container image that this runs in: what its build wrote down, and its name and digest as whoever started the
+    container knows them (IMAGE, IMAGE_DIGEST). None outside of an image."""
+    known = {"name": environ.get("IMAGE"), "digest": environ.get("IMAGE_DIGEST")}
+    try:
+        return {**known, **json.loads(_IMAGE_RECORD.read_text(encoding="utf-8"))}
+    except OSError:
+        return known if known["name"] else None
 
 
 def of_this_machine() -> dict[str, Any]:

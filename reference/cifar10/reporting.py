@@ -17,7 +17,9 @@ from reference.cifar10.config import Config
 from reference.cifar10.rundir import RunDirectory
 from reference.engine import Engine, EventChoice, Events
 from reference.handlers import ClearMLLogger, JsonLinesLogger, TensorboardLogger, global_step_from_engine
+from reference.handlers.clearml import clearml_task
 from reference.handlers.loggers import ScalarLogger
+from reference.idist import progress
 from reference.utils import LOG_FORMAT, setup_logger
 
 NAME = "CIFAR10-Training"
@@ -109,6 +111,35 @@ class IterationLog:
         self._logger.info("%s loss %.4f, lr %.4g, %.0f images/s", place, *values)
 
 
+class SignsOfLife:
+    """Handler: about once a second it tells a supervisor where `trainer` stands, and of its first step."""
+
+    _EVERY = 1.0  # seconds
+
+    def __init__(self, trainer: Engine, total: int) -> None:
+        self._trainer = trainer
+        self._total = total
+        self._next = 0.0
+        self._begun = False
+        trainer.add_event_handler(Events.ITERATION_COMPLETED, self)
+
+    def __call__(self, engine: Engine) -> None:
+        if not self._begun:
+            self._begun = True
+            progress.report("first_step", rank=idist.get_rank())
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self._EVERY
+            state = self._trainer.state
+            progress.report(
+                "progress",
+                rank=idist.get_rank(),
+                iteration=state.iteration,
+                total=self._total,
+                epoch=state.epoch,
+            )
+
+
 def logged_iterations(every: int, total: int) -> EventChoice:
     """The first iteration, every `every`th one, and the last one (`total`)."""
     return Events.ITERATION_COMPLETED(lambda _, number: number % every == 0 or number in (1, total))
@@ -151,10 +182,8 @@ class Loggers:
 
 
 def _clearml_task(config: Config, run: RunDirectory) -> Any:
-    from clearml import Task
-
     # What the run reports is chosen here; ClearML's own hooks into torch and TensorBoard would report it twice.
-    task: Any = Task.init(
+    task: Any = clearml_task("with_clearml").init(
         NAME, task_name=run.path.name, auto_connect_frameworks=False, auto_connect_arg_parser=False
     )
     task.connect_configuration(config.to_dict())

@@ -32,6 +32,7 @@ from reference.cifar10.parts import (
 from reference.cifar10.reporting import (
     IterationLog,
     Loggers,
+    SignsOfLife,
     log_basic_info,
     log_metrics,
     logged_iterations,
@@ -41,6 +42,7 @@ from reference.cifar10.rundir import RunDirectory, write_json
 from reference.cifar10.stopping import StopRequest
 from reference.engine import Engine, Events
 from reference.handlers import Checkpoint, ClearMLSaver, common, global_step_from_engine
+from reference.idist import progress
 from reference.metrics import Throughput
 from reference.utils import manual_seed
 
@@ -61,6 +63,7 @@ def training(local_rank: int, config: Config, started: float | None = None) -> d
     """
     set_up_process(config)
     run = RunDirectory.create(config.output_path, config.model)
+    progress.report("run_directory", path=str(run.path))
     outcome = Outcome(config, run, time.time() if started is None else started)
     try:
         with StopRequest() as stop:
@@ -124,6 +127,10 @@ def train(config: Config, run: RunDirectory, outcome: Outcome, stop: StopRequest
     loggers = Loggers(config, run)
     loggers.attach(trainer, iterations, {name: evaluator.engine for name, evaluator in evaluators.items()})
     save = save_checkpoints(config, run, to_save, train_loader, evaluators["val"].engine)
+
+    signs = SignsOfLife(trainer, len(train_loader) * config.num_epochs)
+    for evaluator in evaluators.values():
+        evaluator.engine.add_event_handler(Events.ITERATION_COMPLETED, signs)
 
     def run_validation() -> None:
         epoch, metrics = trainer.state.epoch, trainer.state.metrics

@@ -28,7 +28,7 @@ class ClearMLLogger(ScalarLogger):
         super().__init__()
         if not self.active:
             return
-        task_class = _task_class("ClearMLLogger")
+        task_class = clearml_task("ClearMLLogger")
         self.task = task_class.current_task()
         self._own_task = self.task is None
         if self._own_task:
@@ -70,7 +70,7 @@ class ClearMLSaver:
     def __init__(self, dirname: str | os.PathLike[str] | None = None, output_uri: str | None = None) -> None:
         self._output_uri = output_uri
         if idist.get_rank() == 0:
-            self._task_class = _task_class("ClearMLSaver")
+            self._task_class = clearml_task("ClearMLSaver")
             dirname = dirname or tempfile.mkdtemp(prefix="clearml-checkpoints-")
         self._disk = DiskSaver(dirname or ".", require_empty=False)
 
@@ -115,9 +115,18 @@ def _model_class() -> Any:
     return OfflineModel
 
 
-def _task_class(user: str) -> Any:
+def clearml_task(user: str) -> Any:
+    """ClearML's `Task`, which reports from threads of this process.
+
+    Its default on Linux, a process that it forks off, hangs now and then when the training has threads, and then the
+    training waits for it for ever at its end. The same setting in a clearml.conf: `sdk.development.report_use_subprocess`.
+
+    Raises:
+        ImportError: clearml is not installed; the message names `user`.
+    """
     try:
         from clearml import Task
     except ImportError as error:
         raise ImportError(f"{user} needs clearml: pip install clearml") from error
+    Task._report_subprocess_enabled = False  # type: ignore[assignment]
     return Task

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+from reference.idist import progress
 from reference.idist.backends import NAMES, backend_class, backend_classes
 from reference.idist.backends.base import DEFAULT_TIMEOUT, Backend
 from reference.idist.backends.serial import SerialBackend
@@ -50,6 +51,7 @@ def initialize(backend: str, **kwargs: Any) -> None:
         raise ValueError(f"initialize({backend!r}): {active.name} is in use already: call finalize() first")
     require(backend)
     _current = cls.initialize(backend, **options)
+    progress.report("rendezvous", rank=_current.rank, world_size=_current.world_size)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from reference.idist import collectives, context, environment
+from reference.idist import collectives, context, environment, progress
 from reference.idist.backends import backend_class
 from reference.idist.environment import Layout
 from reference.idist.log import info
@@ -149,7 +149,7 @@ class Parallel:
             info(
                 f"{plan.backend}: starting {plan.nproc_per_node} processes on node {plan.node_rank} of {plan.nnodes}"
             )
-            return backend_class(plan.backend).spawn(plan, func, args, kwargs)
+            return backend_class(plan.backend).spawn(plan, _Announced(func), args, kwargs)
         try:
             result = func(context.current().local_rank, *args, **kwargs)
         except Exception as error:
@@ -169,6 +169,18 @@ def spawn(
     """Start ``nproc_per_node`` processes that run ``fn(local_rank, *args, **kwargs_dict)``; see `Parallel`."""
     with Parallel(backend, nproc_per_node=nproc_per_node, **kwargs) as parallel:
         return parallel.run(fn, *args, **(kwargs_dict or {}))
+
+
+@dataclass(frozen=True)
+class _Announced:
+    """Tells a supervisor that this rank has met the others, and calls the function."""
+
+    func: Callable[..., Any]
+
+    def __call__(self, local_rank: int, *args: Any, **kwargs: Any) -> Any:
+        backend = context.current()
+        progress.report("rendezvous", rank=backend.rank, world_size=backend.world_size)
+        return self.func(local_rank, *args, **kwargs)
 
 
 def _refuse(given: Mapping[str, Any], why: str) -> None:

@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from reference.idist import progress
 from reference.idist.backends.base import CollectiveError
 
 _SETTLE = 1.0  # seconds after a failure in which other ranks may still say that they failed, too
@@ -55,11 +56,13 @@ def run(
     *,
     count: int,
     start_method: str = "spawn",
+    first_rank: int = 0,
     keep: Any = None,
 ) -> Any:
     """Run ``target(local_rank, *args)`` in ``count`` processes and return what local rank 0 returned.
 
-    A value that can't be pickled is returned as None, with a warning. ``keep`` is held until all have ended.
+    A value that can't be pickled is returned as None, with a warning. ``first_rank`` is the rank of local rank 0;
+    ``keep`` is held until all have ended.
 
     Raises:
         ValueError: ``target`` or ``args`` can't be sent to a process of this start method.
@@ -73,7 +76,7 @@ def run(
             receive, send = context.Pipe(duplex=False)
             process = context.Process(
                 target=_child,
-                args=(send, os.getpid(), start_method, target, local_rank, tuple(args)),
+                args=(send, os.getpid(), start_method, target, local_rank, first_rank, tuple(args)),
                 daemon=False,
             )
             try:
@@ -85,7 +88,7 @@ def run(
             processes.append(process)
             pipes.append(receive)
         with _forward_signals(processes):
-            return _collect(processes, pipes)
+            return _collect(processes, pipes, first_rank)
     finally:
         _end(processes)
         for pipe in pipes:
@@ -99,9 +102,11 @@ def _child(
     start_method: str,
     target: Callable[..., Any],
     local_rank: int,
+    first_rank: int,
     args: Sequence[Any],
 ) -> None:
     _die_with_parent(parent if start_method != "forkserver" else None)
+    _speak_as(first_rank + local_rank)
     multiprocessing.set_start_method(
         None, force=True
     )  # how this was started says nothing about loader workers
@@ -131,6 +136,19 @@ def _child(
         os._exit(1)  # a broken library must not hold the process in its exit handlers
 
 
+def _speak_as(rank: int) -> None:
+    """Under a supervisor (experiments.supervise): what this process prints goes through pipes of its own, named by rank."""
+    folder = os.environ.get("IDIST_RANK_OUTPUT")
+    if folder is None:
+        return
+    for descriptor, stream in ((1, "out"), (2, "err")):
+        path = os.path.join(folder, f"rank-{rank}-{os.getpid()}.{stream}")
+        os.mkfifo(path)
+        pipe = os.open(path, os.O_WRONLY)  # waits until the supervisor reads
+        os.dup2(pipe, descriptor)
+        os.close(pipe)
+
+
 def _broken(error: BaseException | None) -> bool:
     """Whether a broken collective caused ``error``, here or on the rank that this one waited for."""
     while error is not None:
@@ -148,7 +166,7 @@ def _die_with_parent(parent: int | None) -> None:
             os._exit(1)
 
 
-def _collect(processes: Sequence[BaseProcess], pipes: Sequence[Connection]) -> Any:
+def _collect(processes: Sequence[BaseProcess], pipes: Sequence[Connection], first_rank: int) -> Any:
     values: dict[int, Any] = {}
     failures: dict[int, _Failure] = {}
     deadline = None
@@ -166,7 +184,9 @@ def _collect(processes: Sequence[BaseProcess], pipes: Sequence[Connection]) -> A
         if deadline is not None and time.monotonic() >= deadline:
             break
     if failures:
-        raise _report(failures)
+        failed = _report(failures)
+        progress.report("failed", rank=first_rank + failed.local_rank, cause=failed.cause)
+        raise failed
     for process in processes:
         process.join()
     return values[0]

@@ -154,6 +154,7 @@ class HorovodBackend(ProcessBackend):
                 (plan, fn, tuple(args), dict(kwargs)),
                 count=plan.nproc_per_node,
                 start_method=plan.options.get("start_method", "spawn"),
+                first_rank=plan.layout(0).rank,
             )
         finally:
             if server is not None:

@@ -121,6 +121,7 @@ class NativeBackend(ProcessBackend):
             (plan, fn, tuple(args), dict(kwargs)),
             count=plan.nproc_per_node,
             start_method=plan.options.get("start_method", "spawn"),
+            first_rank=plan.layout(0).rank,
             keep=store,
         )
 

@@ -1,0 +1,111 @@
+"""What is known of one attempt at a job while it runs, and what to call its end."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from experiments.supervise.lines import TRACEBACK, Speaker
+
+# How a rank ends because another one did: the other one's failure is the one to show.
+_CONSEQUENCE = re.compile(
+    r"CollectiveError|HorovodInternalError|ChildFailedError|[Cc]onnection (?:closed|reset|refused)|Broken pipe|"
+    r"DistBackendError|was shut down"
+)
+
+
+@dataclass
+class Failure:
+    """A rank that failed; `told_by` is the process whose output says so."""
+
+    speaker: Speaker
+    told_by: Speaker
+    when: float
+    how: str
+    code: int
+    signal: str | None = None
+
+    def record(self, log: str) -> dict[str, Any]:
+        """Plain values for result.json."""
+        return {
+            "host": self.speaker.host, "rank": self.speaker.rank, "exit_code": self.code, "signal": self.signal, "log": log,
+        }  # fmt: skip
+
+
+@dataclass
+class Attempt:
+    """Filled in from the lines and events of the ranks. Times are `time.time()`."""
+
+    started: float = field(default_factory=time.time)
+    heard: float = field(default_factory=time.time)
+    rendezvous: float | None = None
+    first_step: float | None = None
+    run_directory: str | None = None
+    processes: dict[Speaker, int] = field(default_factory=dict)  # ids on their hosts
+    _met: set[int] = field(default_factory=set)
+    _troubled: dict[Speaker, float] = field(default_factory=dict)  # when its first traceback began
+    _told: dict[Speaker, Failure] = field(default_factory=dict)
+    exits: list[Failure] = field(default_factory=list)
+    place: str = "nothing yet"
+
+    def line(self, speaker: Speaker | None, text: str) -> None:
+        """A line was printed."""
+        self.heard = time.time()
+        if speaker is not None and text.endswith(TRACEBACK):
+            self._troubled.setdefault(speaker, self.heard)
+
+    def event(self, speaker: Speaker, event: dict[str, Any]) -> None:
+        """A rank's program told something."""
+        self.heard = time.time()
+        kind = event["event"]
+        if kind == "started":
+            self.processes[speaker] = event["pid"]
+        elif kind == "rendezvous":
+            self._met.add(event["rank"])
+            if len(self._met) >= event["world_size"]:
+                self.rendezvous = event["time"]
+        elif kind == "first_step":
+            self.first_step = min(event["time"], self.first_step or event["time"])
+        elif kind == "run_directory":
+            self.run_directory = event["path"]
+        elif kind == "failed":  # ranks that a program spawned itself have no exit of their own here
+            who = Speaker(speaker.host, event["rank"])
+            self._told[speaker] = Failure(who, speaker, event["time"], f"failed: {event['cause']}", 1)
+        elif kind == "progress":
+            self.place = f"iteration {event['iteration']:,} of {event['total']:,}"
+        elif kind == "exit" and event.get("code") != 0:
+            self.exits.append(self._failure(speaker, event))
+
+    def _failure(self, speaker: Speaker, event: dict[str, Any]) -> Failure:
+        name = event.get("signal")
+        if name is not None:
+            code = 128 + signal.Signals[name]
+            return Failure(speaker, speaker, event["time"], f"was killed by {name}", code, name)
+        if speaker in self._told:
+            return replace(self._told[speaker], code=event["code"])
+        when = self._troubled.get(speaker, event["time"])
+        return Failure(speaker, speaker, when, f"exited with code {event['code']}", event["code"])
+
+    def first_failure(self, last_words: dict[Speaker, list[str]]) -> Failure | None:
+        """The rank that failed by itself, not because of another one, and of those the first."""
+
+        def order(failure: Failure) -> tuple[bool, float]:
+            words = last_words.get(failure.told_by, [])
+            broken = failure.signal is None and any(_CONSEQUENCE.search(line) for line in words[-1:])
+            return broken, failure.when
+
+        return min(self.exits, key=order, default=None)
+
+    def missing(self) -> str:
+        """Who has not come to the rendezvous, as far as is known."""
+        here = sorted(speaker.rank for speaker in self.processes if speaker.rank is not None)
+        late = [rank for rank in here if rank not in self._met]
+        met = (
+            f"ranks {', '.join(map(str, sorted(self._met)))} have met"
+            if self._met
+            else "no rank has met another"
+        )
+        return f"{met}; started here: {', '.join(map(str, here)) or 'none'}; still waiting: {', '.join(map(str, late)) or 'none'}"
