@@ -3,6 +3,7 @@
 #   NP           processes on this node
 #   NNODES       nodes (default 1); several need NODE_RANK, MASTER_ADDR and MASTER_PORT on each
 #   NODE_RANK    number of this node, from 0; node 0 is MASTER_ADDR
+#   RESTARTS     torchrun and torch.distributed.launch: how often they start failed processes again (default 0)
 #   OMP_NUM_THREADS  threads of a process (default: cores / NP, at least 1)
 #   DRY_RUN=1    print the command and start nothing
 #
@@ -16,6 +17,7 @@ die() {
 
 [ $# -gt 0 ] || die "which program? For example: NP=2 $0 -m reference.cifar10 run --backend=gloo"
 [[ ${NP:=1} =~ ^[1-9][0-9]*$ ]] || die "NP=$NP is not a number of processes: use 1, 2, 3, ..."
+[[ ${RESTARTS:=0} =~ ^[0-9]+$ ]] || die "RESTARTS=$RESTARTS is not a whole number"
 [[ ${NNODES:=1} =~ ^[1-9][0-9]*$ ]] || die "NNODES=$NNODES is not a number of nodes: use 1, 2, 3, ..."
 if [ "$NNODES" -gt 1 ]; then
   for name in NODE_RANK MASTER_ADDR MASTER_PORT; do
@@ -31,6 +33,7 @@ export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores > NP ? cores / NP : 1))}
 start() {
   if [ "${DRY_RUN:-}" = 1 ]; then
     printf 'OMP_NUM_THREADS=%q' "$OMP_NUM_THREADS"
+    [ -z "${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-}" ] || printf ' TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1'
     printf ' %q' "$@"
     echo
     exit

@@ -8,6 +8,10 @@
 #   NP        processes on this node (default: 2; nccl: the number of GPUs)
 #   LAUNCHER  default: torchrun; horovod: horovodrun; xla-tpu: spawn; none: plain
 #   DATASET   cifar10, images, digits, fake (default: the trainer chooses)
+#   RESTARTS  how often a run that failed starts again, from its newest valid checkpoint (default: 0)
+#   TIMEOUT, STARTUP_TIMEOUT, SILENCE_TIMEOUT   seconds: for the whole run (default: no limit), until all processes have met
+#             (600), without a line or progress (1800)
+#   LOG_DIR   folder for what each rank prints and how the run ended (default: run-logs/<time>)
 #   and what the launchers (launchers/common.sh) and the environments (docker/with.sh) understand
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -46,7 +50,10 @@ case ${DATASET:=} in
   '' | cifar10 | images | digits | fake) ;;
   *) die "DATASET=$DATASET is unknown: use cifar10, images, digits or fake" ;;
 esac
-export NP
+for name in RESTARTS TIMEOUT STARTUP_TIMEOUT SILENCE_TIMEOUT; do
+  [[ ${!name:-0} =~ ^[0-9]+$ ]] || die "$name=${!name} is not a whole number"
+done
+export NP RESTARTS=${RESTARTS:-0}
 
 options=()
 [ "$BACKEND" = none ] || options+=(--backend="$BACKEND")
@@ -57,9 +64,18 @@ fi
 if [[ $LAUNCHER == slurm* ]]; then
   options+=(--output_path=output-cifar10/%j --resume_from=auto) # a job that is requeued goes on where it was
 fi
+if [ "$RESTARTS" -gt 0 ] && [[ " $*" != *' --resume_from'* ]]; then
+  options+=(--resume_from=restart)
+fi
 command=("$script" -m reference.cifar10 run "${options[@]}" "$@")
 DRY_RUN=1 "${command[@]}" >/dev/null # what the launcher refuses is refused before an environment is made
 if [ "${DRY_RUN:-}" != 1 ]; then # and so is what the trainer refuses: a launcher would bury it under its own report
   docker/with.sh "$BACKEND" -- python -m reference.cifar10 check --nproc_per_node=$((NP * ${NNODES:-1})) "${options[@]}" "$@"
 fi
-exec docker/with.sh "$BACKEND" -- "${command[@]}"
+if [ "${DRY_RUN:-}" = 1 ] || [[ $LAUNCHER == slurm* ]]; then # a job is under Slurm's supervision
+  exec docker/with.sh "$BACKEND" -- "${command[@]}"
+fi
+limits=(--startup-timeout="${STARTUP_TIMEOUT:-600}" --silence-timeout="${SILENCE_TIMEOUT:-1800}"
+  ${TIMEOUT:+--timeout="$TIMEOUT"} ${LOG_DIR:+--log-dir="$LOG_DIR"})
+[[ $LAUNCHER == torch* ]] || limits+=(--restarts="$RESTARTS") # torchrun restarts its processes itself
+exec docker/with.sh "$BACKEND" -- python -m experiments.supervise "${limits[@]}" -- "${command[@]}"

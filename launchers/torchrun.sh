@@ -13,4 +13,9 @@ else
   # Not --standalone: it needs a host name that resolves. Port 0 is any free port.
   place=(--rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:0 --local-addr=127.0.0.1)
 fi
+if [ "$RESTARTS" -gt 0 ]; then
+  # torch 2.13 and later: without this a restart often finds what the first start left in the agents' store, and fails
+  export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+  place+=(--max-restarts="$RESTARTS")
+fi
 start torchrun --nproc-per-node="$NP" "${place[@]}" "$@"

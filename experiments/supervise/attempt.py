@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from experiments.supervise.lines import TRACEBACK, Speaker
@@ -17,22 +17,39 @@ _CONSEQUENCE = re.compile(
 )
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A rank that failed; `told_by` is the process whose output says so."""
+    """A rank that failed."""
 
     speaker: Speaker
     told_by: Speaker
+    """The process whose output says why: the rank's own, or its parent's."""
     when: float
     how: str
     code: int
     signal: str | None = None
 
+    @classmethod
+    def of(cls, speaker: Speaker, told_by: Speaker, when: float, returncode: int, cause: str = "") -> Failure:
+        """From a return code as Python gives it: negative for a signal."""
+        if returncode < 0:
+            name = signal.Signals(-returncode).name
+            code, how = 128 - returncode, f"was killed by {name}"
+        else:
+            name, code = None, returncode
+            how = f"failed: {cause}" if cause else f"exited with code {code}"
+        return cls(speaker=speaker, told_by=told_by, when=when, how=how, code=code, signal=name)
+
     def record(self, log: str) -> dict[str, Any]:
         """Plain values for result.json."""
+        speaker, code = self.speaker, self.code
         return {
-            "host": self.speaker.host, "rank": self.speaker.rank, "exit_code": self.code, "signal": self.signal, "log": log,
-        }  # fmt: skip
+            "host": speaker.host,
+            "rank": speaker.rank,
+            "exit_code": code,
+            "signal": self.signal,
+            "log": log,
+        }
 
 
 @dataclass
@@ -72,22 +89,16 @@ class Attempt:
         elif kind == "run_directory":
             self.run_directory = event["path"]
         elif kind == "failed":  # ranks that a program spawned itself have no exit of their own here
+            code = 1 if event["exitcode"] is None else event["exitcode"]
             who = Speaker(speaker.host, event["rank"])
-            self._told[speaker] = Failure(who, speaker, event["time"], f"failed: {event['cause']}", 1)
+            self._told[speaker] = Failure.of(who, speaker, event["time"], code, event["cause"])
         elif kind == "progress":
             self.place = f"iteration {event['iteration']:,} of {event['total']:,}"
-        elif kind == "exit" and event.get("code") != 0:
-            self.exits.append(self._failure(speaker, event))
-
-    def _failure(self, speaker: Speaker, event: dict[str, Any]) -> Failure:
-        name = event.get("signal")
-        if name is not None:
-            code = 128 + signal.Signals[name]
-            return Failure(speaker, speaker, event["time"], f"was killed by {name}", code, name)
-        if speaker in self._told:
-            return replace(self._told[speaker], code=event["code"])
-        when = self._troubled.get(speaker, event["time"])
-        return Failure(speaker, speaker, when, f"exited with code {event['code']}", event["code"])
+        elif kind == "exit" and event["returncode"] != 0:
+            when = self._troubled.get(speaker, event["time"])
+            self.exits.append(
+                self._told.get(speaker) or Failure.of(speaker, speaker, when, event["returncode"])
+            )
 
     def first_failure(self, last_words: dict[Speaker, list[str]]) -> Failure | None:
         """The rank that failed by itself, not because of another one, and of those the first."""

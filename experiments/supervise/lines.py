@@ -10,10 +10,12 @@ from pathlib import Path
 
 # what horovodrun ("[1]<stdout>:"), mpirun ("[1,1]<stdout>:") and srun ("1: ") put in front of a line
 _LAUNCHER_PREFIX = r"(?:\[\d+(?:,\d+)?\]<std(?:out|err)>:\s?|\s*\d+: )?"
-_LABELLED = re.compile(_LAUNCHER_PREFIX + r"\[([\w.-]+)(?::(\d+))?\] (.*)", re.DOTALL)
+_LABELLED = re.compile(
+    _LAUNCHER_PREFIX + r"\[([\w.-]+)(?::(\d+))?\] (?:\[rank\d+\]: )?(.*)", re.DOTALL
+)  # torch: "[rank1]: "
 TRACEBACK = "Traceback (most recent call last):"
 """How a Python traceback begins; torch puts its own label in front."""
-_KEPT = 400  # lines of a rank that are kept in memory
+KEPT = 400  # lines of a rank that are kept in memory
 _SHOWN = 40
 
 
@@ -26,6 +28,11 @@ class Speaker:
 
     def __str__(self) -> str:
         return self.host if self.rank is None else f"{self.host}:{self.rank}"
+
+    @property
+    def name(self) -> str:
+        """For a sentence."""
+        return self.host if self.rank is None else f"rank {self.rank} on {self.host}"
 
     @property
     def file(self) -> str:
@@ -61,7 +68,7 @@ class Transcript:
     def add(self, speaker: Speaker | None, text: str) -> None:
         """Take down a line."""
         name = _file(speaker)
-        self._last.setdefault(name, deque(maxlen=_KEPT)).append(text)
+        self._last.setdefault(name, deque(maxlen=KEPT)).append(text)
         try:
             with (self._folder / name).open("a", encoding="utf-8") as file:
                 file.write(f"{text}\n")

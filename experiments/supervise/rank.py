@@ -158,10 +158,8 @@ def run(name: str, folder: Path, launcher: int) -> int:
         if ended is None and program.poll() is not None:
             ended = time.monotonic()
     relay.read(0)  # events that came last
-    code = program.returncode
-    how = {"code": code} if code >= 0 else {"signal": signal.Signals(-code).name}
-    tell(name, {"event": "exit", **how})
-    return code
+    tell(name, {"event": "exit", "returncode": program.returncode})
+    return program.returncode
 
 
 if __name__ == "__main__":

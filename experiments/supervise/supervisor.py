@@ -13,13 +13,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from experiments.supervise import guard
 from experiments.supervise.attempt import Attempt, Failure
 from experiments.supervise.job import Job, labelled
-from experiments.supervise.lines import Transcript, parse
+from experiments.supervise.lines import KEPT, TRACEBACK, Speaker, Transcript, parse
 from experiments.supervise.rank import MARK, Relay
 
 FINISHED = "finished"
@@ -44,6 +45,7 @@ class Supervisor:
         self._requests: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._result = job.log_dir / "result.json"
         self._transcript = Transcript(job.log_dir)
+        self._shown: list[Speaker | None] = []  # whose lines were shown last
         self._stopped_by: signal.Signals | None = None
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -64,7 +66,12 @@ class Supervisor:
             attempt = Attempt()
             unfinished = self._record(started, attempt, restarts, "the supervisor was killed", 137, None, [])
             self._write(unfinished)
-            reason, code, failure, left = self._attempt(attempt, started, restarts)
+            try:
+                reason, code, failure, left = self._attempt(attempt, started, restarts)
+            except BaseException as error:  # of `echo`: who listened has gone
+                reason = f"the supervisor failed: {type(error).__name__}: {error}"
+                self._write(self._record(started, attempt, restarts, reason, 1, None, []))
+                raise
             if code == 0 or self._stopped_by is not None or restarts == self._job.restarts:
                 break
             restarts += 1
@@ -90,7 +97,8 @@ class Supervisor:
                 self._pass_on(attempt)
                 if late is None and (late := self._overdue(attempt)) is not None:
                     self._say(late)
-                    self._ask_for_stacks(attempt)
+                    if "not ready" not in late:
+                        self._ask_for_stacks(relay, attempt)
                     self._command("end")
         finally:  # also when `echo` raises
             self._close_guard()
@@ -98,6 +106,10 @@ class Supervisor:
         while relay.open and time.monotonic() < drained:
             relay.read(_TICK)
         failure = attempt.first_failure({f.told_by: self._transcript.end(f.told_by) for f in attempt.exits})
+        if late is not None:
+            failure = None  # what ended the ranks was this
+        if failure is not None:
+            failure = self._with_cause(failure)
         return *self._verdict(ended, late, failure), failure, ended.get("left", [])
 
     def _start(
@@ -136,6 +148,9 @@ class Supervisor:
             self._echo(f"[{speaker}] {text}")
         elif not attempt.exits:  # else it is the launcher's long account of what the rank has said already
             self._echo(text)
+        else:
+            return
+        self._shown = [*self._shown[-KEPT:], speaker]
 
     def _overdue(self, attempt: Attempt) -> str | None:
         job, now = self._job, time.time()
@@ -173,11 +188,13 @@ class Supervisor:
         if not ranks:
             self._command(f"signal {number}")
 
-    def _ask_for_stacks(self, attempt: Attempt) -> None:
+    def _ask_for_stacks(self, relay: Relay, attempt: Attempt) -> None:
         """Where each rank hangs is the one thing worth knowing; SIGABRT makes Python print it (PYTHONFAULTHANDLER)."""
         if attempt.processes:
             self._signal_ranks(attempt, signal.SIGABRT)
-            time.sleep(_STACKS)
+            enough = time.monotonic() + _STACKS
+            while relay.open and time.monotonic() < enough:
+                relay.read(_TICK)
 
     def _verdict(self, ended: dict[str, Any], late: str | None, failure: Failure | None) -> tuple[str, int]:
         if self._stopped_by is not None:
@@ -201,10 +218,22 @@ class Supervisor:
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
         return f"the launcher {how}", 128 - code if code < 0 else code
 
+    def _with_cause(self, failure: Failure) -> Failure:
+        """With the last line of its traceback, if it ended with one."""
+        words = self._transcript.end(failure.told_by)
+        if failure.signal is not None or not words or not words[0].endswith(TRACEBACK):
+            return failure
+        return replace(
+            failure, how=f"{failure.how}: {words[-1]}" if "failed: " not in failure.how else failure.how
+        )
+
     def _show(self, failure: Failure) -> None:
-        self._say(f"{failure.speaker} failed first; the end of what {failure.told_by} said:")
-        for line in self._transcript.end(failure.told_by):
-            self._echo(line)
+        """What it said last, unless that is what was shown last."""
+        words = self._transcript.end(failure.told_by)
+        if self._shown[-len(words) :] != [failure.told_by] * len(words):
+            self._say(f"the end of what {failure.told_by} said:")
+            for line in words:
+                self._echo(line)
 
     def _say(self, text: str) -> None:
         self._echo(f"supervise: {text}")

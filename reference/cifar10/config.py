@@ -118,8 +118,8 @@ class Config:
     )
     n_saved: int = option(2, "Training checkpoints to keep.", section="Checkpoints", unit="files", low=1)
     resume_from: str | None = option(
-        None, "Go on from a checkpoint file, from the newest one of a run folder, or (auto) from the newest valid one under"
-        " output_path.", section="Checkpoints", unset="start anew",
+        None, "Go on from a checkpoint file, from the newest one of a run folder, from the newest valid one under"
+        " output_path (auto), or from the newest valid one of this job when a launcher has started it again (restart).", section="Checkpoints", unset="start anew",
     )  # fmt: skip
     stop_iteration: int | None = option(
         None, "Write a checkpoint after this iteration and end.", section="Checkpoints", unit="iterations", low=1,

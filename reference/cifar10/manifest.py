@@ -171,8 +171,11 @@ def _processor() -> str:
 
 
 def _parent_command() -> str | None:
+    """The launcher: the parent of this process, or of the supervisor's `rank.py` between them."""
     parent = psutil.Process().parent()
     try:
+        if parent is not None and any(word.endswith("supervise/rank.py") for word in parent.cmdline()[:2]):
+            parent = parent.parent()
         return None if parent is None else shlex.join(parent.cmdline())
     except psutil.Error:
         return None

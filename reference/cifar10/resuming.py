@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,8 @@ def find_checkpoint(config: Config) -> Path | None:
         return None
     if config.resume_from == "auto":
         return next(_valid(config), None)
+    if config.resume_from == "restart":
+        return next(_valid(config, since=_job_started()), None) if _started_again() else None
     path = Path(config.resume_from).expanduser()
     if path.is_dir():
         candidates = newest_first(path)
@@ -130,8 +133,20 @@ def _problem(path: Path, config: Config) -> str | None:
     return other_experiment(checkpoint["run"]["config"], config.to_dict())
 
 
-def _valid(config: Config) -> Iterator[Path]:
+def _started_again() -> bool:
+    """Whether torchrun or the supervisor has started these processes again after a failure."""
+    return any(int(os.environ.get(name, 0)) > 0 for name in ("TORCHELASTIC_RESTART_COUNT", "IDIST_RESTART_COUNT"))
+
+
+def _job_started() -> float:
+    """When the supervisor started the job, in seconds since 1970; 0 without one."""
+    return float(os.environ.get("IDIST_STARTED", 0))
+
+
+def _valid(config: Config, since: float = 0) -> Iterator[Path]:
     for path in newest_first(Path(config.output_path).expanduser()):
+        if path.stat().st_mtime < since:
+            continue
         try:
             if _problem(path, config) is None:
                 yield path

@@ -185,7 +185,9 @@ def _collect(processes: Sequence[BaseProcess], pipes: Sequence[Connection], firs
             break
     if failures:
         failed = _report(failures)
-        progress.report("failed", rank=first_rank + failed.local_rank, cause=failed.cause)
+        progress.report(
+            "failed", rank=first_rank + failed.local_rank, cause=failed.cause, exitcode=failed.exitcode
+        )
         raise failed
     for process in processes:
         process.join()

@@ -23,7 +23,8 @@ def report(event: str, **values: Any) -> None:
     run_directory           path
     first_step              rank; the first step of the optimizer is done
     progress                rank, iteration, total (iterations), epoch
-    failed                  rank, cause; of a rank that this process has started
+    failed                  rank, cause, exitcode (as `multiprocessing` gives it, None if it raised); of a rank that
+                            this process has started
     ======================  ==============================================================================
     """
     path = os.environ.get("IDIST_EVENTS")
