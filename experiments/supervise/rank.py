@@ -105,6 +105,15 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
 
 
+def abort(group: int) -> None:
+    """All processes of a group say where they are (PYTHONFAULTHANDLER), and end; without core files, as they don't fail."""
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(status.read_text().rpartition(")")[2].split()[2]) == group:
+                resource.prlimit(int(status.parent.name), resource.RLIMIT_CORE, (0, 0))
+    os.killpg(group, signal.SIGABRT)
+
+
 def main() -> None:
     """Run the program and end as it did."""
     name, launcher = label(os.environ), os.getppid()
@@ -135,8 +144,7 @@ def run(name: str, folder: Path, launcher: int) -> int:
     )  # fmt: skip
     for signal_name in _PASSED_ON:
         signal.signal(getattr(signal, signal_name), lambda number, _: program.send_signal(number))
-    # all processes of the program say where they are (PYTHONFAULTHANDLER), and end
-    signal.signal(signal.SIGABRT, lambda number, _: os.killpg(program.pid, number))
+    signal.signal(signal.SIGABRT, lambda number, _: abort(program.pid))
     assert program.stdout is not None and program.stderr is not None
     relay = Relay()
     relay.add(os.dup(program.stdout.fileno()), writer(1, name))

@@ -126,6 +126,7 @@ def test_silence(tmp_path: Path) -> None:
     assert run.end() == 124, run.output
     assert run.result["reason"] == "no line and no progress for 10 s (last: iteration 7 of 1,000)"
     assert all("in hold_on" in run.file(rank) for rank in (0, 1))
+    assert not list(ROOT.glob("core*"))
     assert not run.left()
 
 

@@ -6,7 +6,10 @@ What the library has in common on every backend (checks, dtypes, codecs, average
 
 from __future__ import annotations
 
+import os
 import socket
+import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +31,23 @@ DEFAULT_TIMEOUT = 600.0  # seconds; the deadline of an initialisation and of eve
 
 class CollectiveError(RuntimeError):
     """A collective failed or passed its deadline: the message names backend, operation, rank and the library's reason."""
+
+
+@contextmanager
+def watchdog(seconds: float, text: str) -> Iterator[None]:
+    """End the process, with ``text``, if the body takes longer: nothing else interrupts a thread that waits inside a library."""
+
+    def give_up() -> None:
+        print(text, file=sys.stderr, flush=True)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @dataclass(frozen=True)

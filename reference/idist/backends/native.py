@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -17,7 +18,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from reference.idist import environment
-from reference.idist.backends.base import DEFAULT_TIMEOUT, ProcessBackend, not_a_group, refuse_keywords
+from reference.idist.backends.base import (
+    DEFAULT_TIMEOUT,
+    ProcessBackend,
+    not_a_group,
+    refuse_keywords,
+    watchdog,
+)
 from reference.idist.environment import Layout
 
 if TYPE_CHECKING:
@@ -30,6 +37,8 @@ _OPS = {
     "MAX": dist.ReduceOp.MAX,
 }
 _NODES_KNOWN = ("torchrun", "slurm", "spawn", "single")  # sources that tell how ranks lie on nodes
+_LATE = 5.0  # seconds after the timeout of an initialisation until a process that still waits is ended
+_SETTLE = 0.2  # seconds for Gloo's threads to let go of the last tensors
 _BLAME_WAIT = timedelta(seconds=2)  # how long a rank that failed waits to hear which others did
 
 
@@ -88,7 +97,11 @@ class NativeBackend(ProcessBackend):
             if name != "mpi":  # MPI has its own meeting point, ranks and size
                 store = _rendezvous(layout, limit, init_method)
                 options |= {"store": store, "rank": layout.rank, "world_size": layout.world_size}
-            dist.init_process_group(name, timeout=limit, **options)
+            # Gloo's ranks that wait to be connected to do not keep the timeout
+            with watchdog(
+                timeout + _LATE, _explain(name, layout, timeout, RuntimeError("a rank did not connect"))
+            ):
+                dist.init_process_group(name, timeout=limit, **options)
         except (RuntimeError, ValueError) as error:
             raise RuntimeError(_explain(name, layout, timeout, error)) from error
         backend = cls(name, layout, device, limit, store)
@@ -135,6 +148,9 @@ class NativeBackend(ProcessBackend):
             dist.distributed_c10d._abort_process_group()  # destroy would wait for the others
         else:
             dist.destroy_process_group()
+        if self.name == "gloo" and not failed:
+            # A thread of Gloo that frees a tensor while the interpreter ends needs the interpreter's lock, and aborts the process.
+            time.sleep(_SETTLE)
 
     # -- tensor primitives ---------------------------------------------------------------------------------------
     def all_reduce(self, x: Tensor, op: str, group: Any) -> Tensor:

@@ -20,7 +20,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.metadata import version
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,14 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from reference.idist import environment, processes
-from reference.idist.backends.base import DEFAULT_TIMEOUT, Backend, RankGroup, not_a_group, refuse_keywords
+from reference.idist.backends.base import (
+    DEFAULT_TIMEOUT,
+    Backend,
+    RankGroup,
+    not_a_group,
+    refuse_keywords,
+    watchdog,
+)
 from reference.idist.log import info
 
 if TYPE_CHECKING:
@@ -291,25 +298,11 @@ def _cut() -> Iterator[None]:
     _xla().sync()
 
 
-@contextmanager
-def _deadline(seconds: float | None, operation: str) -> Iterator[None]:
-    """End the process if the body takes longer: nothing else interrupts a thread that waits inside the runtime."""
+def _deadline(seconds: float | None, operation: str) -> AbstractContextManager[None]:
     if seconds is None:
-        yield
-        return
-
-    def give_up() -> None:
-        text = f"xla-tpu: {operation} did not end within {seconds:g} s: a rank is missing"
-        print(text, file=sys.stderr, flush=True)
-        os._exit(1)
-
-    watchdog = threading.Timer(seconds, give_up)
-    watchdog.daemon = True
-    watchdog.start()
-    try:
-        yield
-    finally:
-        watchdog.cancel()
+        return nullcontext()
+    text = f"xla-tpu: {operation} did not end within {seconds:g} s: a rank is missing"
+    return watchdog(seconds, text)
 
 
 def _refuse_device(device: str | None) -> None:
