@@ -5,13 +5,13 @@ export VENV_HOME
 
 VARIABLES := BACKEND NP LAUNCHER DATASET ARGS DRY_RUN NNODES NODE_RANK MASTER_ADDR MASTER_PORT HOSTS \
 	PYTHON TORCH_INDEX VENV_HOME OMP_NUM_THREADS RUNTIME IMAGE TIMEOUT LOG_DIR LOGDIR \
-	UPGRADE JOBS WHEEL_CACHE RUN
+	UPGRADE JOBS WHEEL_CACHE RUN RESTARTS STARTUP_TIMEOUT SILENCE_TIMEOUT
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 UNKNOWN := $(filter-out $(VARIABLES) HOROVOD_%,$(GIVEN))
 $(if $(UNKNOWN),$(error unknown variable $(UNKNOWN): there are $(VARIABLES)))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test conformance equivalence reproduce data tensorboard env lint lint-sbatch format lock clean
+.PHONY: help run doctor test conformance faults equivalence reproduce data tensorboard env lint lint-sbatch format lock clean
 
 help: ## This text
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -19,11 +19,17 @@ help: ## This text
 run: ## Train: BACKEND=gloo NP=2 LAUNCHER=torchrun DATASET=... ARGS="--num_epochs=1 ..." DRY_RUN=1
 	@exec launchers/run.sh $(value ARGS)
 
+doctor: ## What this machine or cluster can run, and what will bite: ARGS="--json"
+	@exec docker/with.sh gloo -- python -m reference.doctor $(value ARGS)
+
 test: ## The tests: ARGS="-k sampler"
 	@exec docker/with.sh gloo dev peer -- python -m pytest $(value ARGS)
 
 conformance: ## The checks that every backend must pass: BACKEND=gloo, horovod, xla-tpu
 	@exec docker/with.sh "$${BACKEND:-gloo}" dev -- python -m pytest tests/conformance $(value ARGS)
+
+faults: ## Break trainings in every way under every launcher, and write docs/faults.md (about an hour)
+	@exec docker/with.sh horovod dev -- python -m tests.faults.records $(value ARGS)
 
 equivalence: ## The same training on every launcher, backend and world size, compared: docs/equivalence.md
 	@exec docker/with.sh horovod -- python -m reference.programs.equivalence --xla-python="$$VENV_HOME/.venv-xla/bin/python" $(value ARGS)

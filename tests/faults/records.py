@@ -1,6 +1,7 @@
 """How a training ended under a fault, and the table of all such ends: docs/faults.md.
 
-FAULT_RECORDS=DIR makes the tests write their records there; `python -m tests.faults.records DIR` makes the page of them.
+FAULT_RECORDS=DIR makes the tests write their records there. `python -m tests.faults.records` (`make faults`) runs all tests and
+makes the page; with a folder of records as its argument it makes the page only.
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -74,7 +77,7 @@ def page(records: Sequence[Record]) -> str:
         "Made by `make faults`: each row is a real training of two processes that was broken on purpose, under the supervisor",
         "(`experiments.supervise`) or as a Slurm job, on real processes, a real Slurm cluster and hosts with networks of their own.",
         "",
-        f"Made on {date.today():%Y-%m-%d} with torch {version('torch')}, Horovod {_version('horovod')}, Python"
+        f"Made on {date.today():%Y-%m-%d} with torch {version('torch')}, Horovod {version('horovod')}, Python"
         f" {platform.python_version()}, on a small shared machine: times tell orders of magnitude. They are in seconds,"
         " from the fault to the end of the job, or from the start where the fault is there from the start.",
         "",
@@ -107,15 +110,19 @@ def page(records: Sequence[Record]) -> str:
     return "\n".join(lines)
 
 
-def _version(package: str) -> str:
-    return version(package)
-
-
 def main() -> None:
-    """Write the page from a folder of records."""
-    records = [Record(**json.loads(file.read_text())) for file in sorted(Path(sys.argv[1]).glob("*.json"))]
+    """Write the page; SystemExit with pytest's exit code where a test fails."""
+    failed = 0
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="fault-records-"))
+    if len(sys.argv) == 1:
+        command = [sys.executable, "-m", "pytest", "tests/faults", "tests/cluster/test_faults.py"]
+        failed = subprocess.run(
+            command, env={**os.environ, "FAULTS": "all", "FAULT_RECORDS": str(folder)}
+        ).returncode
+    records = [Record(**json.loads(file.read_text())) for file in sorted(folder.glob("*.json"))]
     PAGE.write_text(page(records))
-    print(f"{PAGE}: {len(records)} runs")
+    print(f"{PAGE}: {len(records)} runs, whose records are in {folder}")
+    sys.exit(failed)
 
 
 if __name__ == "__main__":
