@@ -19,8 +19,8 @@ help: ## This text
 run: ## Train: BACKEND=gloo NP=2 LAUNCHER=torchrun DATASET=... ARGS="--num_epochs=1 ..." DRY_RUN=1
 	@exec launchers/run.sh $(value ARGS)
 
-doctor: ## What this machine or cluster can run, and what will bite: ARGS="--json"
-	@exec docker/with.sh gloo -- python -m reference.doctor $(value ARGS)
+doctor: ## What this machine or cluster can run, and what will bite: ARGS="--json", BACKEND=horovod
+	@exec docker/with.sh "$${BACKEND:-gloo}" -- python -m reference.doctor --xla-python="$$VENV_HOME/.venv-xla/bin/python" $(value ARGS)
 
 test: ## The tests: ARGS="-k sampler"
 	@exec docker/with.sh gloo dev peer -- python -m pytest $(value ARGS)

@@ -13,7 +13,7 @@ from experiments.supervise.lines import TRACEBACK, Speaker
 # How a rank ends because another one did: the other one's failure is the one to show.
 _CONSEQUENCE = re.compile(
     r"CollectiveError|HorovodInternalError|ChildFailedError|[Cc]onnection (?:closed|reset|refused)|Broken pipe|"
-    r"DistBackendError|was shut down"
+    r"DistBackendError|\bgloo/"
 )
 
 
@@ -105,8 +105,9 @@ class Attempt:
 
         def order(failure: Failure) -> tuple[bool, float]:
             words = last_words.get(failure.told_by, [])
-            broken = failure.signal is None and any(_CONSEQUENCE.search(line) for line in words[-1:])
-            return broken, failure.when
+            # a launcher ends the others with SIGTERM
+            broken = failure.signal == "SIGTERM" or any(_CONSEQUENCE.search(line) for line in words[-1:])
+            return broken and failure.signal != "SIGKILL", failure.when
 
         return min(self.exits, key=order, default=None)
 

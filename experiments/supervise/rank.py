@@ -153,7 +153,8 @@ def run(name: str, folder: Path, launcher: int) -> int:
     program.stderr.close()
     relay.add(os.open(events, os.O_RDWR), lambda line: tell(name, json.loads(line)))
     tell(name, {"event": "started", "pid": os.getpid()})
-    ended = None
+    ended: float | None = None
+    moment = 0.0
     while ended is None or (relay.open > 1 and time.monotonic() < ended + _DRAIN):
         relay.read(_TICK)
         for pipe in folder.glob("rank-*"):
@@ -164,9 +165,9 @@ def run(name: str, folder: Path, launcher: int) -> int:
         if os.getppid() != launcher:
             os.killpg(program.pid, signal.SIGKILL)
         if ended is None and program.poll() is not None:
-            ended = time.monotonic()
+            ended, moment = time.monotonic(), time.time()
     relay.read(0)  # events that came last
-    tell(name, {"event": "exit", "returncode": program.returncode})
+    tell(name, {"event": "exit", "returncode": program.returncode, "time": moment})
     return program.returncode
 
 

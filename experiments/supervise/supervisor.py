@@ -215,8 +215,11 @@ class Supervisor:
                 else f"rank {failure.speaker.rank} on {failure.speaker.host}"
             )
             return f"{who} {failure.how}", failure.code
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-        return f"the launcher {how}", 128 - code if code < 0 else code
+        if code < 0:
+            return f"the launcher was killed by {signal.Signals(-code).name}", 128 - code
+        words = self._transcript.end(None)
+        cause = f": {words[-1]}" if words and words[0].endswith(TRACEBACK) else ""
+        return f"the launcher exited with code {code}{cause}", code
 
     def _with_cause(self, failure: Failure) -> Failure:
         """With the last line of its traceback, if it ended with one."""

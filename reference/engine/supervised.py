@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import reference.idist as idist
 from reference.engine.events import Events, State
 from reference.engine.loop import Engine
+from reference.idist import context
 from reference.utils import to_device
 
 if TYPE_CHECKING:
@@ -112,7 +113,11 @@ def create_supervised_trainer(
         engine.state.accumulating = not last
         return output_transform(x, y, y_pred, loss)
 
-    trainer = Engine(step)
+    def guarded_step(engine: Engine, batch: Any) -> Any:
+        with context.current().translated("the all-reduce of the gradients"):
+            return step(engine, batch)
+
+    trainer = Engine(guarded_step)
     trainer.state.scaler = scaler
     return trainer
 

@@ -291,6 +291,14 @@ def test_the_first_failure_is_the_first_that_is_no_consequence(tmp_path: Path) -
     assert first is not None and first.speaker.rank == 2
 
 
+def test_what_the_launcher_ends_with_sigterm_is_not_the_first_failure() -> None:
+    attempt = Attempt()
+    attempt.event(Speaker("h", 0), {"event": "exit", "returncode": -signal.SIGTERM, "time": 1.0})
+    attempt.event(Speaker("h", 1), {"event": "exit", "returncode": -signal.SIGKILL, "time": 2.0})
+    first = attempt.first_failure({})
+    assert first is not None and (first.speaker.rank, first.code) == (1, 137)
+
+
 def test_a_chain_of_exceptions_is_shown_whole(tmp_path: Path) -> None:
     chain = [
         "Traceback (most recent call last):", "KeyError: 1", "",

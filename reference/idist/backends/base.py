@@ -178,6 +178,21 @@ class Backend(ABC):
             message = f"{self.name}: {operation} failed on rank {self.rank} of {self.world_size}: {reason}"
             raise CollectiveError(message + self.blame(operation)) from error
 
+    @contextmanager
+    def translated(self, operation: str) -> Iterator[None]:
+        """`guard` for code that has collectives inside and may fail for reasons of its own, which stay what they are."""
+        try:
+            yield
+        except RuntimeError as error:
+            if isinstance(error, CollectiveError) or not self.is_of_the_library(error):
+                raise
+            with self.guard(operation):
+                raise
+
+    def is_of_the_library(self, error: RuntimeError) -> bool:
+        """Whether the library raised it because it could not reach another rank."""
+        return False
+
     def blame(self, operation: str) -> str:
         """After a failed collective: what is known of the other ranks, as text to append."""
         return ""

@@ -211,6 +211,9 @@ class HorovodBackend(ProcessBackend):
             raise not_a_group(group)
         return tuple(group.ranks) if self.rank in group.ranks else ()
 
+    def is_of_the_library(self, error: RuntimeError) -> bool:
+        return type(error).__name__ == "HorovodInternalError"
+
     def blame(self, operation: str) -> str:
         """Ranks that fail leave a note; those that are silent a moment later are the missing ones."""
         if self._board is None:

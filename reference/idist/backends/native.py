@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -37,6 +38,7 @@ _OPS = {
     "MAX": dist.ReduceOp.MAX,
 }
 _NODES_KNOWN = ("torchrun", "slurm", "spawn", "single")  # sources that tell how ranks lie on nodes
+_OF_THE_LIBRARY = re.compile(r"\bgloo/|NCCL|ProcessGroup|Connection (?:closed|reset)")
 _LATE = 5.0  # seconds after the timeout of an initialisation until a process that still waits is ended
 _SETTLE = 0.2  # seconds for Gloo's threads to let go of the last tensors
 _BLAME_WAIT = timedelta(seconds=2)  # how long a rank that failed waits to hear which others did
@@ -184,6 +186,9 @@ class NativeBackend(ProcessBackend):
         if not isinstance(group, dist.ProcessGroup):
             raise not_a_group(group)
         return tuple(dist.get_process_group_ranks(group))
+
+    def is_of_the_library(self, error: RuntimeError) -> bool:
+        return _OF_THE_LIBRARY.search(str(error)) is not None
 
     def blame(self, operation: str) -> str:
         """Ranks that fail leave a note in the store; those that are silent a moment later are the missing ones."""
