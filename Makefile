@@ -5,13 +5,13 @@ export VENV_HOME
 
 VARIABLES := BACKEND NP LAUNCHER DATASET ARGS DRY_RUN NNODES NODE_RANK MASTER_ADDR MASTER_PORT HOSTS \
 	PYTHON TORCH_INDEX VENV_HOME OMP_NUM_THREADS RUNTIME IMAGE TIMEOUT LOG_DIR LOGDIR \
-	UPGRADE JOBS WHEEL_CACHE RUN RESTARTS STARTUP_TIMEOUT SILENCE_TIMEOUT
+	UPGRADE JOBS WHEEL_CACHE RUN RESTARTS STARTUP_TIMEOUT SILENCE_TIMEOUT PRESET SCHEDULER
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 UNKNOWN := $(filter-out $(VARIABLES) HOROVOD_%,$(GIVEN))
 $(if $(UNKNOWN),$(error unknown variable $(UNKNOWN): there are $(VARIABLES)))
 
 .DEFAULT_GOAL := help
-.PHONY: help run doctor test conformance faults equivalence reproduce data tensorboard env lint lint-sbatch format lock clean
+.PHONY: help run doctor matrix test conformance faults equivalence reproduce data tensorboard env lint lint-sbatch format lock clean
 
 help: ## This text
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -21,6 +21,9 @@ run: ## Train: BACKEND=gloo NP=2 LAUNCHER=torchrun DATASET=... ARGS="--num_epoch
 
 doctor: ## What this machine or cluster can run, and what will bite: ARGS="--json", BACKEND=horovod
 	@exec docker/with.sh "$${BACKEND:-gloo}" -- python -m reference.doctor --xla-python="$$VENV_HOME/.venv-xla/bin/python" $(value ARGS)
+
+matrix: ## The comparison matrix: PRESET=smoke, cpu, gpu, cluster; ARGS="--resume"; docs/matrix.md
+	@exec docker/with.sh horovod peer -- python -m experiments run --preset="$${PRESET:-smoke}" $(value ARGS)
 
 test: ## The tests: ARGS="-k sampler"
 	@exec docker/with.sh gloo dev peer -- python -m pytest $(value ARGS)

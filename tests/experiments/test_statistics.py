@@ -1,0 +1,100 @@
+"""Intervals that hold what they promise, and differences that are only called so when they are."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from experiments import statistics
+from experiments.statistics import differs, estimate, is_one, ratio
+from tests.experiments import made
+
+
+def samples(mean: float, spread: float, repeats: int, steps: int, seed: int) -> list[list[float]]:
+    random = np.random.default_rng(seed)
+    centres = random.normal(mean, spread, repeats)
+    return [random.normal(centre, 0.05, steps).tolist() for centre in centres]
+
+
+def test_median_interval_and_n() -> None:
+    found = estimate([[1.0, 2.0, 3.0], [2.0, 2.0, 9.0]])
+    assert found.value == 2.0
+    assert found.low <= found.value <= found.high
+    assert found.n == "6 steps in 2 repeats"
+    assert estimate([[1.0]]).n == "1 step in 1 repeat"
+    assert estimate([[1.0, 2.0], []]).repeats == 1
+    assert estimate([[0.1, 0.3]] * 3) == estimate([[0.1, 0.3]] * 3), "the same records, the same report"
+    with pytest.raises(ValueError, match="nothing was measured"):
+        estimate([[], []])
+
+
+def test_the_interval_covers_what_differs_from_start_to_start() -> None:
+    """Steps agree within a repeat, repeats do not: a bootstrap over steps alone would be far too sure."""
+    found = estimate(samples(1.0, 0.3, repeats=4, steps=200, seed=1))
+    alone = estimate([list(itertools.chain(*samples(1.0, 0.3, repeats=4, steps=200, seed=1)))])
+    assert found.high - found.low > 3 * (alone.high - alone.low)
+
+
+def test_most_intervals_hold_the_truth() -> None:
+    held = 0
+    for seed in range(40):
+        found = estimate(samples(1.0, 0.1, repeats=6, steps=20, seed=seed))
+        held += found.low <= 1.0 <= found.high
+    assert held >= 30  # of 38 that a perfect interval would
+
+
+def test_a_difference_needs_disjoint_intervals_and_repeats() -> None:
+    slow, fast = (samples(mean, 0.01, repeats=3, steps=30, seed=1) for mean in (2.0, 1.0))
+    assert differs(estimate(slow), estimate(fast))
+    assert not differs(estimate(slow), estimate(samples(2.0, 0.01, repeats=3, steps=30, seed=2)))
+    assert not differs(estimate(slow[:1]), estimate(fast)), "one start tells nothing of the next"
+    assert not is_one(ratio(slow, fast))
+    assert ratio(slow, fast).value == pytest.approx(2.0, rel=0.05)
+    assert is_one(ratio(slow[:1], fast[:1]))
+    same = ratio(samples(1.0, 0.05, 3, 30, seed=3), samples(1.0, 0.05, 3, 30, seed=4))
+    assert is_one(same)
+    assert same.repeats == 3
+
+
+@pytest.mark.parametrize("repeats", [2, 3, 5])
+def test_few_starts_of_the_same_are_seldom_called_different(repeats: int) -> None:
+    """Intervals that do not touch would not be enough: 33 % of the pairs of two starts, 10 % of those of three."""
+    random = np.random.default_rng(repeats)
+    called = 0
+    for _ in range(200):
+        ours, theirs = (random.lognormal(2.0, 0.1, (repeats, 1)).tolist() for _ in range(2))
+        different = differs(estimate(ours), estimate(theirs))
+        assert not (different and is_one(ratio(ours, theirs)))
+        called += different
+    assert called <= 20  # of 10 that a perfect test would
+
+
+def test_repeats_of_different_lengths() -> None:
+    found = estimate([[1.0] * 5, [2.0], [3.0] * 9])
+    assert (found.value, found.starts) == (3.0, (1.0, 2.0, 3.0))
+    assert 1.0 <= found.low <= found.high <= 3.0
+    assert estimate([[1.0], [1.0, 1.0]]).low == estimate([[1.0], [1.0, 1.0]]).high == 1.0
+
+
+def test_records_without_their_warm_up() -> None:
+    records = [made.record([first, 0.5, 0.5, 0.5], warmup=1) for first in (9.0, 7.0)]
+    assert statistics.step_times(records) == [[0.5] * 3] * 2
+    assert statistics.throughput(records).value == 64 / 0.5
+    assert statistics.throughput(records).n == "6 steps in 2 repeats"
+    failed = made.record(state="failed", reason="exit code 7", measured=None)
+    assert statistics.throughput([*records, failed]).repeats == 2
+    assert statistics.times(records, "first_step_s").value == 2.0
+    with pytest.raises(ValueError, match="nothing was measured"):
+        statistics.throughput([failed])
+    with pytest.raises(ValueError, match="different cells"):
+        statistics.throughput([records[0], made.record(of=made.cell(launcher="spawn"))])
+
+
+def test_gap_of_curves() -> None:
+    assert statistics.curve_gap([1.0, 2.0], [1.0, 2.0]) == 0
+    assert statistics.curve_gap([1.0, 2.2], [1.0, 2.0]) == pytest.approx(0.1)
+    assert statistics.curve_gap([1.0, float("nan")], [1.0, 2.0]) == float("inf")
+    with pytest.raises(ValueError, match="1 and 2 steps"):
+        statistics.curve_gap([1.0], [1.0, 2.0])
