@@ -26,7 +26,7 @@ matrix: ## The comparison matrix: PRESET=smoke, cpu, gpu, cluster; ARGS="--resum
 	@exec docker/with.sh horovod peer -- python -m experiments run --preset="$${PRESET:-smoke}" $(value ARGS)
 
 test: ## The tests: ARGS="-k sampler"
-	@exec docker/with.sh gloo dev peer -- python -m pytest $(value ARGS)
+	@exec docker/with.sh gloo dev peer -- python -m pytest -n 2 --dist loadgroup $(value ARGS)
 
 conformance: ## The checks that every backend must pass: BACKEND=gloo, horovod, xla-tpu
 	@exec docker/with.sh "$${BACKEND:-gloo}" dev -- python -m pytest tests/conformance $(value ARGS)

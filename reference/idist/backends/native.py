@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+import queue
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -192,9 +194,18 @@ class NativeBackend(ProcessBackend):
 
     def blame(self, operation: str) -> str:
         """Ranks that fail leave a note in the store; those that are silent a moment later are the missing ones."""
-        store = self._store
-        if store is None or self.world_size == 1:
+        if self._store is None or self.world_size == 1:
             return ""
+        # Behind a cable that is cut the store does not answer, and its waits have no deadline of their own.
+        answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        store = self._store
+        threading.Thread(target=lambda: answers.put(self._ask(store, operation)), daemon=True).start()
+        try:
+            return answers.get(timeout=_BLAME_WAIT.total_seconds() + _LATE)
+        except queue.Empty:
+            return " (rank 0's store does not answer)"
+
+    def _ask(self, store: dist.Store, operation: str) -> str:
         self._failures += 1
         notes = [f"failed/{self._failures}/{rank}" for rank in range(self.world_size)]
         try:
