@@ -80,6 +80,7 @@ class Attempt:
         kind = event["event"]
         if kind == "started":
             self.processes[speaker] = event["pid"]
+            self.exits.clear()  # torchrun starts its ranks again
         elif kind == "rendezvous":
             self._met.add(event["rank"])
             if len(self._met) >= event["world_size"]:

@@ -91,10 +91,17 @@ class Supervisor:
         ended: dict[str, Any] = {}  # what the guard tells at the end
         self._start(relay, started, restarts, attempt, ended)
         late: str | None = None
+        abandoned = False
         try:
             while not ended and relay.open:
                 relay.read(_TICK)
                 self._pass_on(attempt)
+                if attempt.exits and not abandoned and time.time() > attempt.heard + self._job.grace:
+                    abandoned = True
+                    self._say(
+                        f"the launcher has not ended {self._job.grace:g} s after a rank failed: it is killed"
+                    )
+                    self._command("kill")
                 if late is None and (late := self._overdue(attempt)) is not None:
                     self._say(late)
                     if "not ready" not in late:
@@ -209,12 +216,7 @@ class Supervisor:
         if code == 0:
             return FINISHED, 0
         if failure is not None:
-            who = (
-                str(failure.speaker)
-                if failure.speaker.rank is None
-                else f"rank {failure.speaker.rank} on {failure.speaker.host}"
-            )
-            return f"{who} {failure.how}", failure.code
+            return f"{failure.speaker.name} {failure.how}", failure.code
         if code < 0:
             return f"the launcher was killed by {signal.Signals(-code).name}", 128 - code
         words = self._transcript.end(None)
