@@ -5,13 +5,13 @@ export VENV_HOME
 
 VARIABLES := BACKEND NP LAUNCHER DATASET ARGS DRY_RUN NNODES NODE_RANK MASTER_ADDR MASTER_PORT HOSTS \
 	PYTHON TORCH_INDEX VENV_HOME OMP_NUM_THREADS RUNTIME IMAGE TIMEOUT LOG_DIR LOGDIR \
-	UPGRADE JOBS WHEEL_CACHE RUN RESTARTS STARTUP_TIMEOUT SILENCE_TIMEOUT PRESET SCHEDULER
+	UPGRADE JOBS WHEEL_CACHE RUN RESTARTS STARTUP_TIMEOUT SILENCE_TIMEOUT PRESET SCHEDULER A B
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 UNKNOWN := $(filter-out $(VARIABLES) HOROVOD_%,$(GIVEN))
 $(if $(UNKNOWN),$(error unknown variable $(UNKNOWN): there are $(VARIABLES)))
 
 .DEFAULT_GOAL := help
-.PHONY: help run doctor matrix test conformance faults equivalence reproduce data tensorboard env lint lint-sbatch format lock clean
+.PHONY: help run doctor matrix report compare test conformance faults equivalence reproduce data tensorboard env lint lint-sbatch format lock clean
 
 help: ## This text
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -24,6 +24,12 @@ doctor: ## What this machine or cluster can run, and what will bite: ARGS="--jso
 
 matrix: ## The comparison matrix: PRESET=smoke, cpu, gpu, cluster; ARGS="--resume"; docs/matrix.md
 	@exec docker/with.sh horovod peer -- python -m experiments run --preset="$${PRESET:-smoke}" $(value ARGS)
+
+report: ## What a matrix run says, in HTML and Markdown: RUN=output-matrix/... (default: the newest)
+	@exec docker/with.sh gloo -- python -m experiments report $${RUN:+"$$RUN"} $(value ARGS)
+
+compare: ## What changed between two matrix runs; fails on a regression: A=... B=...
+	@exec docker/with.sh gloo -- python -m experiments compare "$${A:?give A=<run>}" "$${B:?give B=<run>}" $(value ARGS)
 
 test: ## The tests: ARGS="-k sampler"
 	@exec docker/with.sh gloo dev peer -- python -m pytest -n 2 --dist loadgroup $(value ARGS)

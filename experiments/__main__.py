@@ -25,7 +25,7 @@ from experiments.board import LiveBoard, title
 from experiments.collect import CollectError, collect
 from experiments.matrix import MatrixError
 from experiments.plan import Plan, make
-from experiments.records import RecordError
+from experiments.records import RecordError, read_records
 from experiments.rules import Machine
 from experiments.runner import RunError
 
@@ -84,6 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument(
         "--example", action="store_true", help="write docs/example-report and the README's part of it"
     )
+    sub.add_argument("--tensorboard", type=Path, metavar="DIR", help="write the cells for TensorBoard too")
+    sub.add_argument("--clearml", metavar="PROJECT", help="make a ClearML task of each start too")
     sub = commands.add_parser("compare", help="what changed from one run to another", allow_abbrev=False)
     sub.set_defaults(command=compare)
     sub.add_argument("before", type=Path, metavar="A", help="folder of a run")
@@ -94,9 +96,12 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _share(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
     if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is no share: 0.05 is 5 %")
+        raise argparse.ArgumentTypeError(f"{text!r} is no share: 0.05 is 5 %")
     return value
 
 
@@ -184,6 +189,14 @@ def report(given: argparse.Namespace) -> int:
     run = given.run or runner.newest()
     for path in example.write(run) if given.example else page.write(run, given.output):
         print(path)
+    if given.tensorboard or given.clearml:
+        from experiments.report import trackers
+
+        records = read_records(run)
+        if given.tensorboard:
+            print(f"{trackers.to_tensorboard(records, given.tensorboard)} starts: {given.tensorboard}")
+        if given.clearml:
+            print(f"{trackers.to_clearml(records, given.clearml)} starts: ClearML project {given.clearml}")
     return 0
 
 

@@ -44,7 +44,8 @@ class RecordError(ValueError):
 class Part(BaseModel):
     """What all parts of a record have in common: they cannot be changed, and know all of their fields."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # JSON has no infinity, but a training that diverged has
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
 class Settings(Part):

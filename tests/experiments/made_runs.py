@@ -84,14 +84,13 @@ def whole(folder: Path) -> Path:
     """A run with everything in it: every state, two world sizes, curves that agree and one that does not."""
     near = [loss * (1 + 1e-6) for loss in LOSSES]
     off = [loss * 1.01 for loss in LOSSES]
-    spawned = {"launcher": "spawn", "first_step_s": 15.0}
     return write(
         folder,
         *starts(1.0, program="idist", backend="none", launcher="plain", processes=1, order=1),
         *starts(0.625, program="native_ddp", order=2),
         *starts(0.625, program="idist", order=3),
         *starts(0.8, program="ignite", order=4),
-        *starts(0.64, program="idist", order=5, **spawned),
+        *starts(0.64, program="idist", launcher="spawn", order=5, first_step_s=15.0),
         *starts(0.64, program="idist", launcher="torch_distributed_launch", order=6),
         *starts(0.5, program="idist", backend="horovod", launcher="horovodrun", order=7, losses=near),
         *starts(0.5, program="horovod_native", backend="horovod", launcher="horovodrun", order=8, losses=off),

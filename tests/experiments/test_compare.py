@@ -9,7 +9,7 @@ import pytest
 
 from experiments.__main__ import main
 from experiments.compare import BETTER, CHANGED, SAME, UNKNOWN, WORSE, Change, compare
-from experiments.records import Record
+from experiments.records import Host, Record
 from experiments.report import groups
 from experiments.report.groups import Run
 from tests.experiments import made, made_runs
@@ -81,6 +81,16 @@ def test_states() -> None:
     assert one(compare(run(*good), run(skipped())), "state").regression
     assert one(compare(run(*good, *starts(1.0, processes=1)), run(*good)), "state").regression
     assert not one(compare(run(*good), run(*good, *starts(1.0, processes=1))), "state").regression
+
+
+def test_runs_of_several_machines_are_matched_by_machine() -> None:
+    there = Host.model_validate({**made.HOST, "name": "there"})
+    moved = [record.model_copy(update={"host": there}) for record in starts(2.0)]
+    both = run(*starts(1.0), *moved)
+    assert {change.verdict for change in compare(both, both)} == {SAME}
+    swapped = [record.model_copy(update={"host": there}) for record in starts(1.0)]
+    slower = compare(both, run(*starts(2.0), *swapped))
+    assert [c.verdict for c in slower if c.what == "throughput"] == [WORSE, BETTER]
 
 
 def test_versions() -> None:

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from experiments import codestats
+from experiments.collect import collect
 from experiments.records import RecordError, Settings
-from experiments.report import claims, curves, facts, groups, pairs, tables, verdict
+from experiments.report import claims, curves, facts, groups, page, pairs, tables, verdict
 from experiments.report.claims import CONFIRMED, OPEN, REFUTED, Claim
 from experiments.report.content import Content, content
 from experiments.report.groups import Run
-from experiments.report.tables import Table
+from experiments.report.values import Table
+from experiments.statistics import Estimate
 from tests.experiments import made, made_runs
 from tests.experiments.made_runs import LOSSES, failed, skipped, starts
 
@@ -92,12 +94,10 @@ def test_scaling_prefers_the_same_cell_with_fewer_ranks(tmp_path: Path) -> None:
 
 
 def test_overhead_is_against_the_same_backend_and_launcher(run: Run) -> None:
-    found = {pair.ours.number: (pair.theirs.number, pair.ratio.value) for pair in pairs.overheads(run.scenes)}
-    assert found == {
-        5: (4, pytest.approx(1.0)),
-        6: (4, pytest.approx(0.8 / 0.625)),
-        9: (10, pytest.approx(1.0)),
-    }
+    found = {pair.ours.number: pair for pair in pairs.overheads(run.scenes)}
+    assert {number: pair.theirs.number for number, pair in found.items()} == {5: 4, 6: 4, 9: 10}
+    assert found[5].ratio.value == pytest.approx(1.0)
+    assert found[6].ratio.value == pytest.approx(0.8 / 0.625)
     table = tables.overhead(pairs.overheads(run.scenes))
     assert column(table, "overhead")["C6"].startswith("+28.0 % [+")
     assert column(table, "costs nothing?") == {"C5": CONFIRMED, "C6": REFUTED, "C9": CONFIRMED}
@@ -141,6 +141,41 @@ def test_cost_at_run_time_is_settled(
     assert claim(run, 3).verdict == expected
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "repeats", "expected"),
+    [
+        (0.98, 1.02, 3, CONFIRMED),
+        (0.8, 0.9, 3, CONFIRMED),
+        (0.98, 1.06, 3, OPEN),  # may cost more than nothing
+        (1.001, 1.002, 3, REFUTED),  # little, but certain
+        (0.98, 1.02, 1, OPEN),
+    ],
+)
+def test_what_counts_as_no_cost(low: float, high: float, repeats: int, expected: str) -> None:
+    found = Estimate(value=(low + high) / 2, low=low, high=high, steps=90, repeats=repeats)
+    assert claims.costs(found) == expected
+
+
+def test_launchers_that_disagree_do_not_settle_it(tmp_path: Path) -> None:
+    times = {("idist", "spawn"): 15.0, ("idist", "torch_distributed_launch"): 10.0}
+    times |= {("native_ddp", "spawn"): 10.0, ("native_ddp", "torch_distributed_launch"): 15.0}
+    records = [
+        record
+        for (program, launcher), seconds in times.items()
+        for record in starts(1.0, first_step_s=seconds, program=program, launcher=launcher)
+    ]
+    settled = claim(read(tmp_path, *records), 0)
+    assert settled.verdict == OPEN
+    assert settled.text.startswith("1 confirmed, 1 refuted. ")
+
+
+def test_the_rank_that_needs_the_most_memory_counts() -> None:
+    ranks = made.measured([1.0])["ranks"]
+    ranks[1] = {**ranks[1], "peak_memory_bytes": 3 * 2**20}
+    (group,) = groups.grouped(starts(1.0, changes={"ranks": ranks}))
+    assert group.peak_memory is not None and group.peak_memory.value == 3 * 2**20
+
+
 def test_claims_without_their_cells_are_not_decidable(tmp_path: Path) -> None:
     run = read(tmp_path, *starts(1.0))
     assert [claim(run, place).verdict for place in range(4)] == [OPEN, CONFIRMED, OPEN, OPEN]
@@ -157,16 +192,22 @@ def test_fewer_lines_are_counted(run: Run) -> None:
 
 
 def test_every_backend_has_to_run(tmp_path: Path) -> None:
-    layouts = {
+    layouts: dict[str, dict[str, Any]] = {
         "none": {"launcher": "plain", "processes": 1},
         "gloo": {"launcher": "torchrun"},
         "nccl": {"launcher": "torchrun"},
         "horovod": {"launcher": "horovodrun"},
         "xla-tpu": {"launcher": "spawn"},
     }
-    every = {name: starts(1.0, backend=name, **layout, repeats=1) for name, layout in layouts.items()}
+    simulated = {"xla-tpu": {"device": "xla (CPU)"}}
+    every = {
+        name: starts(1.0, backend=name, **layout, repeats=1, changes=simulated.get(name))
+        for name, layout in layouts.items()
+    }
     good = [record for records in every.values() for record in records]
-    assert claim(read(tmp_path / "all", *good), 2).verdict == CONFIRMED
+    whole = claim(read(tmp_path / "all", *good), 2)
+    assert whole.verdict == CONFIRMED
+    assert whole.text == "It ran on none, gloo, nccl, horovod, xla-tpu (simulated by the CPU)."
     rest = [record for name, records in every.items() if name != "nccl" for record in records]
     without = claim(read(tmp_path / "skipped", *rest, skipped(backend="nccl")), 2)
     assert without.verdict == OPEN
@@ -205,6 +246,13 @@ def _scenes(records: list[Any]) -> list[groups.Scene]:
     return run.scenes
 
 
+def test_a_training_that_diverged_has_a_report(tmp_path: Path) -> None:
+    bad = [*LOSSES[:-2], float("inf"), float("nan")]
+    found = content(read(tmp_path, *starts(1.0, program="native_ddp"), *starts(1.0, losses=bad, order=2)))
+    assert column(found.matrix, "loss curve") == {"C1": curves.REFERENCE, "C2": curves.DIFFERENT}
+    assert page.html(found)
+
+
 def test_curves_of_other_images_are_not_compared() -> None:
     other = {"data": {**made.measured([1.0])["data"], "checksum": "sha256:2"}}
     (family,) = curves.families(_scenes([*starts(1.0, program="native_ddp"), *starts(1.0, changes=other)]))
@@ -237,7 +285,7 @@ def test_where_data_lie_does_not_part_a_training() -> None:
 def test_memory_and_cpu(run: Run) -> None:
     table = tables.memory(run)
     assert column(table, "memory MiB")["C4"] == "1.00 [1.00, 1.00]"
-    assert column(table, "cores used")["C4"] == "0.50 [0.50, 0.50]"  # 1 s of 2 s
+    assert column(table, "cores used")["C4"] == "0.500 [0.500, 0.500]"  # 1 s of 2 s
     assert column(table, "n starts")["C4"] == "3"
 
 
@@ -262,6 +310,16 @@ def test_faults_have_rank_and_log(run: Run) -> None:
     assert [log.name for log in fault.logs] == ["logs/here-rank-1.log", "logs/launcher.log"]
     assert fault.logs[0].text.startswith("reading </pre><script>")
     assert "\x1b" not in fault.logs[0].text and "\r" not in fault.logs[0].text
+
+
+def test_runs_that_were_collected_have_their_logs(tmp_path: Path) -> None:
+    one = made_runs.write(tmp_path / "one", *starts(1.0), failed(processes=1))
+    other = made_runs.write(tmp_path / "other", *starts(1.0, settings=Settings(batch_size=32)))
+    collect([one, other], tmp_path / "both")
+    both = groups.read(tmp_path / "both")
+    assert len(both.scenes) == 2
+    (fault,) = facts.faults(both)
+    assert fault.logs[0].text.endswith("ValueError: no such thing\n")
 
 
 def test_long_logs_are_cut_and_paths_shortened(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def write_result(task: Task, world: World, net: nn.Module, rows: list[list[float
         "program": world.program,
         "backend": world.backend,
         "world_size": world.size,
-        "device": world.device.type,
+        "device": _device(world.device),
         "parameters": sum(p.numel() for p in net.parameters() if p.requires_grad),
         "steps_per_epoch": task.steps_per_epoch,
         "step_s": step_s,
@@ -70,6 +70,14 @@ def write_result(task: Task, world: World, net: nn.Module, rows: list[list[float
         f"{result['accuracy']:.4f} of {result['n_evaluated']:,} images, {speed:.0f} images/s",
         flush=True,
     )
+
+
+def _device(device: torch.device) -> str:
+    if device.type != "xla":
+        return device.type
+    from torch_xla import runtime  # is there, as the training ran on it
+
+    return f"xla ({runtime.device_type()})"  # the CPU simulates what is not there
 
 
 def _rank(rank: int, row: list[float], device: torch.device) -> dict[str, Any]:
