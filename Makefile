@@ -5,13 +5,14 @@ export VENV_HOME
 
 VARIABLES := BACKEND NP LAUNCHER DATASET ARGS DRY_RUN NNODES NODE_RANK MASTER_ADDR MASTER_PORT HOSTS \
 	PYTHON TORCH_INDEX VENV_HOME OMP_NUM_THREADS RUNTIME IMAGE TIMEOUT LOG_DIR LOGDIR \
-	UPGRADE JOBS WHEEL_CACHE RUN RESTARTS STARTUP_TIMEOUT SILENCE_TIMEOUT PRESET SCHEDULER A B
+	UPGRADE JOBS WHEEL_CACHE RUN RESTARTS STARTUP_TIMEOUT SILENCE_TIMEOUT PRESET SCHEDULER A B \
+	ENGINE BASE_IMAGE TORCH_LOCK WHEELHOUSE HVD_CXX_STD NO_CACHE EXTRAS SHM_SIZE
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 UNKNOWN := $(filter-out $(VARIABLES) HOROVOD_%,$(GIVEN))
 $(if $(UNKNOWN),$(error unknown variable $(UNKNOWN): there are $(VARIABLES)))
 
 .DEFAULT_GOAL := help
-.PHONY: help run doctor matrix report compare test conformance faults equivalence reproduce data tensorboard env lint lint-sbatch format lock clean
+.PHONY: image image-twice image-report test-images sbom manifests help run doctor matrix report compare test conformance faults equivalence reproduce data tensorboard env lint lint-sbatch format lock clean
 
 help: ## This text
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -33,6 +34,24 @@ compare: ## What changed between two matrix runs; fails on a regression: A=... B
 
 test: ## The tests: ARGS="-k sampler"
 	@exec docker/with.sh gloo dev peer -- python -m pytest -n 2 --dist loadgroup $(value ARGS)
+
+image: ## Build an image: BACKEND=gloo, horovod, xla-tpu
+	@exec docker/image.sh "$${BACKEND:-gloo}"
+
+image-twice: ## Build twice with podman, compare the digests: BACKEND=gloo
+	@exec docker/image-twice.sh "$${BACKEND:-gloo}"
+
+image-report: ## Size and build time of the images: docs/images.md
+	@exec python3 docker/report.py
+
+test-images: ## The tests of the images that are built
+	@exec docker/with.sh gloo dev -- python -m pytest tests/images -rs $(value ARGS)
+
+sbom: ## What is in an image, as CycloneDX: BACKEND=gloo
+	@exec launchers/container.sh sbom
+
+manifests: ## Kubernetes jobs: BACKEND=nccl NP=8 NNODES=4 IMAGE=...
+	@exec docker/with.sh gloo -- python docker/manifests.py --backend="$${BACKEND:-gloo}" --np="$${NP:-2}" --nnodes="$${NNODES:-2}" --image="$${IMAGE:?give IMAGE=<name>}" -- $(value ARGS)
 
 conformance: ## The checks that every backend must pass: BACKEND=gloo, horovod, xla-tpu
 	@exec docker/with.sh "$${BACKEND:-gloo}" dev -- python -m pytest tests/conformance $(value ARGS)

@@ -5,12 +5,13 @@
 #   docker/env.sh FAMILY DIR [EXTRA...]
 #
 #   FAMILY   gloo (for nccl too), horovod (the same with Horovod added), xla
-#   EXTRA    dev (tests, lint, types), peer (pytorch-ignite, to compare with)
+#   EXTRA    dev (tests, lint, types), peer (pytorch-ignite, to compare with), test (tests alone), tpu (libtpu, anywhere)
 #
 # Environment:
 #   PYTHON       interpreter of a new environment, 3.10 or newer (default: python3)
 #   TORCH_INDEX  package index that torch and torchvision come from (default: pip's own). Builds for machines without a
 #                GPU: https://download.pytorch.org/whl/cpu. An environment remembers it.
+#   TORCH_LOCK   which of docker/locks torch is from (default: torch-gloo, torch-xla); for images
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 locks=$here/locks
@@ -32,7 +33,7 @@ case $1 in
 esac
 for extra in "${@:3}"; do
   case $extra in
-    dev | peer) layers+=("$extra") ;;
+    dev | peer | test | tpu) layers+=("$extra") ;;
     *) die "unknown extra '$extra'. $usage" ;;
   esac
 done
@@ -43,6 +44,7 @@ lock "$dir.lock" "$python"
 
 # A layer is complete when its stamp holds the key of what it is made from. The stamp is written last.
 stamps=$dir/.layers
+torch_lock=${TORCH_LOCK:-torch-${layers[0]}}
 index=${TORCH_INDEX-$(cat "$stamps/torch-index" 2>/dev/null || true)}
 
 # hash WORD|FILE...: one hash of all words and of the contents of all files
@@ -54,8 +56,8 @@ print(hashlib.sha256(b"\0".join(parts)).hexdigest())' "$@"
 
 key() {
   case $1 in
-    gloo) hash "$index" "$locks"/torch-{gloo,constraints}.txt ;;
-    xla) hash "$index" "$locks"/{torch-xla,xla}.txt ;;
+    gloo) hash "$index" "$locks"/{"$torch_lock",torch-constraints}.txt ;;
+    xla) hash "$index" "$locks"/{"$torch_lock",xla}.txt ;;
     horovod) hash "$("$here/horovod-wheel.sh" --key "$dir/bin/python")" "$locks/horovod.txt" ;;
     *) hash "$locks/$1.txt" ;;
   esac
@@ -73,7 +75,7 @@ install() {
       new_venv
       # before torch, which then finds its dependencies in the versions of the lock
       pip_install --no-deps --require-hashes -r "$locks/runtime.txt"
-      pip_install ${index:+--index-url "$index"} -r "$locks/torch-$1.txt"
+      pip_install ${index:+--index-url "$index"} -r "$locks/$torch_lock.txt"
       [ "$1" = gloo ] || pip_install --no-deps --require-hashes -r "$locks/xla.txt"
       ;;
     horovod)

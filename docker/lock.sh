@@ -22,7 +22,9 @@ compile runtime
 compile horovod --constraint runtime.txt
 compile horovod-build
 compile horovod-source --no-deps
+compile horovod-cuda
 compile xla --no-deps
 compile tpu --constraint runtime.txt
 compile dev --constraint runtime.txt
+compile test --constraint dev.txt
 compile peer --constraint runtime.txt --no-deps

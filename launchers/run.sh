@@ -8,6 +8,8 @@
 #   NP        processes on this node (default: 2; nccl: the number of GPUs)
 #   LAUNCHER  default: torchrun; horovod: horovodrun; xla-tpu: spawn; none: plain
 #   DATASET   cifar10, images, digits, fake (default: the trainer chooses)
+#   RUNTIME   venv (docker/with.sh), or docker, podman, apptainer, charliecloud (launchers/container.sh). Default: an engine that
+#             works and has an image with the code of this clone, else venv
 #   RESTARTS  how often a run that failed starts again, from its newest valid checkpoint (default: 0)
 #   TIMEOUT, STARTUP_TIMEOUT, SILENCE_TIMEOUT   seconds: for the whole run (default: no limit), until all processes have met
 #             (600), without a line or progress (1800)
@@ -53,7 +55,20 @@ esac
 for name in RESTARTS TIMEOUT STARTUP_TIMEOUT SILENCE_TIMEOUT; do
   [[ ${!name:-0} =~ ^[0-9]+$ ]] || die "$name=${!name} is not a whole number"
 done
-export NP RESTARTS=${RESTARTS:-0}
+export BACKEND NP RESTARTS=${RESTARTS:-0}
+
+within=(docker/with.sh "$BACKEND" --)
+if [[ $LAUNCHER != slurm* ]]; then # Slurm's scripts start containers themselves
+  reason=
+  [ -n "${RUNTIME:-}" ] || read -r RUNTIME reason < <(launchers/container.sh --choose)
+  case $RUNTIME in
+    venv) ;;
+    docker | podman | apptainer | charliecloud) within=(launchers/container.sh) ;;
+    *) die "RUNTIME=$RUNTIME is unknown: use venv, docker, podman, apptainer or charliecloud" ;;
+  esac
+  export RUNTIME
+  echo "run: RUNTIME=$RUNTIME${reason:+ ($reason)}" >&2
+fi
 
 options=()
 [ "$BACKEND" = none ] || options+=(--backend="$BACKEND")
@@ -70,12 +85,12 @@ fi
 command=("$script" -m reference.cifar10 run "${options[@]}" "$@")
 DRY_RUN=1 "${command[@]}" >/dev/null # what the launcher refuses is refused before an environment is made
 if [ "${DRY_RUN:-}" != 1 ]; then # and so is what the trainer refuses: a launcher would bury it under its own report
-  docker/with.sh "$BACKEND" -- python -m reference.cifar10 check --nproc_per_node=$((NP * ${NNODES:-1})) "${options[@]}" "$@"
+  "${within[@]}" python -m reference.cifar10 check --nproc_per_node=$((NP * ${NNODES:-1})) "${options[@]}" "$@"
 fi
 if [ "${DRY_RUN:-}" = 1 ] || [[ $LAUNCHER == slurm* ]]; then # a job is under Slurm's supervision
-  exec docker/with.sh "$BACKEND" -- "${command[@]}"
+  exec "${within[@]}" "${command[@]}"
 fi
 limits=(--startup-timeout="${STARTUP_TIMEOUT:-600}" --silence-timeout="${SILENCE_TIMEOUT:-1800}"
   ${TIMEOUT:+--timeout="$TIMEOUT"} ${LOG_DIR:+--log-dir="$LOG_DIR"})
 [[ $LAUNCHER == torch* ]] || limits+=(--restarts="$RESTARTS") # torchrun restarts its processes itself
-exec docker/with.sh "$BACKEND" -- python -m experiments.supervise "${limits[@]}" -- "${command[@]}"
+exec "${within[@]}" python -m experiments.supervise "${limits[@]}" -- "${command[@]}"

@@ -30,6 +30,7 @@ def stubs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "nproc": "echo 8",
         "id": "echo 1000",
         "scontrol": "echo node1; echo node2",
+        **dict.fromkeys(("docker", "podman", "nvidia-smi"), "exit 1"),
         **{name: f'printf "%s\\0" "$OMP_NUM_THREADS" {name} "$@" >"$RECORD"' for name in STARTED},
     }
     for name, script in scripts.items():
