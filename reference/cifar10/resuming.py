@@ -135,7 +135,9 @@ def _problem(path: Path, config: Config) -> str | None:
 
 def _started_again() -> bool:
     """Whether torchrun or the supervisor has started these processes again after a failure."""
-    return any(int(os.environ.get(name, 0)) > 0 for name in ("TORCHELASTIC_RESTART_COUNT", "IDIST_RESTART_COUNT"))
+    return any(
+        int(os.environ.get(name, 0)) > 0 for name in ("TORCHELASTIC_RESTART_COUNT", "IDIST_RESTART_COUNT")
+    )
 
 
 def _job_started() -> float:
