@@ -8,21 +8,27 @@ The exit code is that of the rank that failed first, 124 after a deadline, and 1
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
 from datetime import datetime
 from pathlib import Path
 
 from experiments.supervise.job import Job
-from experiments.supervise.supervisor import supervise
+from experiments.supervise.printer import Printer
+from experiments.supervise.supervisor import Supervisor, run_with_signals
 
 
 def main() -> None:
     """The command line; SystemExit with the job's exit code."""
     options, job = parse(sys.argv[1:])
+    printer = Printer(sys.stdout.fileno(), gone=lambda: supervisor.request(signal.SIGHUP))
+    supervisor = Supervisor(job, None if options.quiet else printer)
     try:
-        result = supervise(job, None if options.quiet else lambda line: print(line, flush=True))
+        result = run_with_signals(supervisor)
     except OSError as error:
         sys.exit(f"supervise: {job.log_dir}: {error.strerror}")
+    printer.close()
     sys.exit(result["exit_code"])
 
 
@@ -56,17 +62,16 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, Job]:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError
-    return value
+    with contextlib.suppress(ValueError):
+        if 0 < (value := float(text)) < float("inf"):
+            return value
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError
-    return value
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
 
 
 def _unused(folder: Path) -> Path:

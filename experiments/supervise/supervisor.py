@@ -36,7 +36,7 @@ class Supervisor:
 
     Args:
         job: what to run.
-        echo: gets each line, with its label; None shows nothing.
+        echo: gets each line, with its label, and must not wait; None shows nothing.
     """
 
     def __init__(self, job: Job, echo: Echo | None = None) -> None:
@@ -102,9 +102,9 @@ class Supervisor:
                         f"the launcher has not ended {self._job.grace:g} s after a rank failed: it is killed"
                     )
                     self._command("kill")
-                if late is None and (late := self._overdue(attempt)) is not None:
+                if late is None and (late := self._overdue(attempt) or self._stuck(attempt)) is not None:
                     self._say(late)
-                    if "not ready" not in late:
+                    if not self._overdue(attempt):
                         self._ask_for_stacks(relay, attempt)
                     self._command("end")
         finally:  # also when `echo` raises
@@ -147,7 +147,8 @@ class Supervisor:
     def _line(self, attempt: Attempt, line: str) -> None:
         speaker, text = parse(line)
         if speaker is not None and text.startswith(MARK):
-            attempt.event(speaker, json.loads(text.removeprefix(MARK)))
+            with contextlib.suppress(ValueError):  # a launcher may have cut it
+                attempt.event(speaker, json.loads(text.removeprefix(MARK)))
             return
         attempt.line(speaker, text)
         self._transcript.add(speaker, text)
@@ -160,9 +161,13 @@ class Supervisor:
         self._shown = [*self._shown[-KEPT:], speaker]
 
     def _overdue(self, attempt: Attempt) -> str | None:
+        limit = self._job.timeout
+        if limit is not None and time.time() > attempt.started + limit:
+            return f"not ready after {limit:g} s ({attempt.place})"
+        return None
+
+    def _stuck(self, attempt: Attempt) -> str | None:
         job, now = self._job, time.time()
-        if job.timeout is not None and now > attempt.started + job.timeout:
-            return f"not ready after {job.timeout:g} s ({attempt.place})"
         if attempt.rendezvous is None and job.startup_timeout and now > attempt.started + job.startup_timeout:
             return f"the processes have not met after {job.startup_timeout:g} s: {attempt.missing()}"
         if job.silence_timeout is not None and now > attempt.heard + job.silence_timeout:
@@ -235,7 +240,7 @@ class Supervisor:
     def _show(self, failure: Failure) -> None:
         """What it said last, unless that is what was shown last."""
         words = self._transcript.end(failure.told_by)
-        if self._shown[-len(words) :] != [failure.told_by] * len(words):
+        if words and self._shown[-len(words) :] != [failure.told_by] * len(words):
             self._say(f"the end of what {failure.told_by} said:")
             for line in words:
                 self._echo(line)
@@ -290,7 +295,11 @@ class Supervisor:
 
 def supervise(job: Job, echo: Echo | None = None) -> dict[str, Any]:
     """Run a job; in the main thread, signals that this process gets reach it. The content of its result.json."""
-    supervisor = Supervisor(job, echo)
+    return run_with_signals(Supervisor(job, echo))
+
+
+def run_with_signals(supervisor: Supervisor) -> dict[str, Any]:
+    """`supervisor.run()`, with the signals that this process gets passed on."""
     with _signals_go_to(supervisor):
         return supervisor.run()
 

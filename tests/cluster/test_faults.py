@@ -53,7 +53,7 @@ class Supervised:
     """Under one supervisor, or one on each host, according to the launcher."""
 
     def __init__(self, cluster: Cluster, folder: Path, launcher: str, *options: str) -> None:
-        self.output, self._folder = folder / "out", folder
+        self.output, self._folder, self._cluster = folder / "out", folder, cluster
         command = [
             str(ROOT / "launchers" / f"{launcher}.sh"), TRAINER, "run", *OPTIONS, f"--backend={backend(launcher)}",
             f"--output_path={self.output}", *options,
@@ -82,9 +82,11 @@ class Supervised:
         return result["reason"], result["exit_code"], printed
 
     def stop(self) -> None:
-        for process in self._processes:
+        """To the supervisors themselves: what `cluster.start` has started stands outside of the hosts."""
+        for number, process in enumerate(self._processes, start=1):
             if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+                supervisor = f"experiments.supervise --log-dir={self._folder}/logs-{number} "
+                self._cluster.run(f"node{number}", "pkill", "-TERM", "-f", supervisor)
 
 
 class Submitted:

@@ -48,6 +48,10 @@ class Run:
     def wait_until_ready(self) -> None:
         self.wait_for(lambda: len(list(self.folder.glob("ready-*"))) == 2)
 
+    def wait_for_end(self) -> None:
+        """Without reading what it prints."""
+        self.process.wait(timeout=LIMIT)
+
     def end(self) -> int:
         """Wait for its end; its exit code."""
         try:
@@ -184,6 +188,25 @@ def test_nothing_is_left_when_the_supervisor_is_killed(launcher: str, victims: s
     if victims != "both":
         expected = f"the {victims} was killed"
         assert (run.result["reason"], run.result["exit_code"]) == (expected, 137)
+
+
+def test_a_reader_that_reads_no_more_does_not_stop_the_supervisor(tmp_path: Path) -> None:
+    run = Run(tmp_path, "talk", "--timeout=40", "--grace=3")
+    run.wait_until_ready()  # the pipe is full long before the time is over
+    run.wait_for_end()
+    assert run.result["reason"].startswith("not ready after 40 s")
+    assert not run.left()
+    run.end()
+
+
+def test_a_reader_that_goes_away_ends_the_job(tmp_path: Path) -> None:
+    run = Run(tmp_path, "talk", "--grace=3")
+    run.wait_until_ready()
+    assert run.process.stdout is not None
+    run.process.stdout.close()
+    run.wait_for_end()
+    assert run.result["reason"] == "stopped by SIGHUP"
+    assert not run.left()
 
 
 def test_what_a_program_leaves_behind_is_killed_and_named(tmp_path: Path) -> None:
