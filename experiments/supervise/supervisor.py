@@ -229,9 +229,11 @@ class Supervisor:
         return f"the launcher exited with code {code}{cause}", code
 
     def _with_cause(self, failure: Failure) -> Failure:
-        """With the last line of its traceback, if it ended with one."""
+        """With the last line of what it said, if that is an error's."""
         words = self._transcript.end(failure.told_by)
-        if failure.signal is not None or not words or not words[0].endswith(TRACEBACK):
+        if failure.signal is not None or not words:
+            return failure
+        if not words[0].endswith(TRACEBACK) and not words[-1].startswith("error: "):
             return failure
         return replace(
             failure, how=f"{failure.how}: {words[-1]}" if "failed: " not in failure.how else failure.how

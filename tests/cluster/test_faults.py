@@ -112,9 +112,11 @@ class Submitted:
     def end(self) -> tuple[str, int, str]:
         state, code = self.job.end(LIMIT)
         printed = self._out.read_text() if self._out.exists() else ""
-        told = re.findall(r"sbatch: (.*)", printed)
-        last = next((line for line in reversed(told) if not line.startswith("job ")), "")
-        return f"{state}: {last}".rstrip(": "), code, printed
+        told = re.findall(r"sbatch: (?:the last lines of (.*?), w|(.*: tasks? \d.*))", printed)
+        summary = printed.rpartition("sbatch: the last lines of ")[2]
+        causes = re.findall(r"^ *\d+: +((?:[\w.]+Error|error): .*)", summary, re.MULTILINE)
+        words = [state, *(first or second for first, second in told[-1:]), *causes[-1:]]
+        return ": ".join(words), code, printed
 
     def stop(self) -> None:
         self._cluster.run("login", "scancel", str(self.job.number))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
+_LONGEST = 260  # characters of a message
 LAUNCHERS = (
     "spawn",
     "torchrun",
@@ -95,9 +97,8 @@ def page(records: Sequence[Record]) -> str:
             "| --- | --- | --- | --- | --- |",
         ]
         for row in rows:
-            ended = row.ended.replace("|", "\\|")
             lines.append(
-                f"| {row.launcher} | {ended} | {row.exit_code} | {row.seconds:.0f} | {', '.join(row.left) or 'nothing'} |"
+                f"| {row.launcher} | {_short(row.ended)} | {row.exit_code} | {row.seconds:.0f} | {', '.join(row.left) or 'nothing'} |"
             )
     lines += [
         "",
@@ -108,6 +109,15 @@ def page(records: Sequence[Record]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _short(text: str) -> str:
+    """For a table: without the places in the libraries' sources, and of a long message the beginning."""
+    text = re.sub(r"\[/\S+:\d+\] |reference\.idist\.backends\.base\.", "", text)
+    text = re.sub(r"\. (?:This is typically|This was caused|GLHF).*?(?= \(no word|$)", "", text).replace(
+        "|", "\\|"
+    )
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST].rstrip()} …"
 
 
 def main() -> None:
