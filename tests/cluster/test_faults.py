@@ -114,7 +114,7 @@ class Submitted:
         printed = self._out.read_text() if self._out.exists() else ""
         told = re.findall(r"sbatch: (?:the last lines of (.*?), w|(.*: tasks? \d.*))", printed)
         summary = printed.rpartition("sbatch: the last lines of ")[2]
-        causes = re.findall(r"^ *\d+: +((?:[\w.]+Error|error): .*)", summary, re.MULTILINE)
+        causes = re.findall(r"^ *\d+: +(?:\[rank\d+\]: )?((?:[\w.]+Error|error): .*)", summary, re.MULTILINE)
         words = [state, *(first or second for first, second in told[-1:]), *causes[-1:]]
         return ": ".join(words), code, printed
 
