@@ -576,7 +576,7 @@ PROGRAMS[sys.argv[1]](*sys.argv[2:])
 
 
 def adopted(folder: str) -> None:
-    """The user's own hvd.init(), then ours in the same processes."""
+    """The user's own hvd.init(). No other world follows: Horovod's server may still tell it the addresses of this one."""
     import horovod.torch as hvd
 
     assert idist.backend() is None
@@ -591,8 +591,6 @@ def adopted(folder: str) -> None:
     rank = hvd.rank()
     hvd.shutdown()
     seen.append(layout_seen())
-    with idist.Parallel("horovod", timeout=30) as parallel:
-        seen.append(parallel.run(lambda local_rank: idist.all_reduce(10 + local_rank)))
     Path(folder, str(rank)).write_text(json.dumps(seen))
 
 
@@ -693,11 +691,10 @@ def test_horovodrun_and_an_adopted_world(tmp_path: Path) -> None:
     output = ends(process)
     assert process.returncode == 0, output
     for rank in range(2):
-        own, total, texts, synced, after, returned = json.loads((tmp_path / str(rank)).read_text())
+        own, total, texts, synced, after = json.loads((tmp_path / str(rank)).read_text())
         assert own == synced == ["horovod", "horovod-dist", rank, rank, 2, 2, 1, 0]
         assert (total, texts) == (3, ["a", "aa"])
         assert after == [None, "serial", 0, 0, 1, 1, 1, 0]
-        assert returned == 21
 
 
 @needs_horovod
