@@ -180,7 +180,9 @@ class _Announced:
     def __call__(self, local_rank: int, *args: Any, **kwargs: Any) -> Any:
         backend = context.current()
         progress.report("rendezvous", rank=backend.rank, world_size=backend.world_size)
-        return self.func(local_rank, *args, **kwargs)
+        # so that what only follows from another rank's failure is known as that
+        with backend.translated("a collective of the program"):
+            return self.func(local_rank, *args, **kwargs)
 
 
 def _refuse(given: Mapping[str, Any], why: str) -> None:
