@@ -116,11 +116,9 @@ class Guard:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(process, signal.SIGKILL)
             time.sleep(_TICK / 2)
-            self._launcher.poll()
             self._reap()
         return {
             "exit": self._launcher.wait(),
-            "killed": killed,
             "left": sorted({line for line in left if line}),
         }
 

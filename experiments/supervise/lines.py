@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections import deque
 from dataclasses import dataclass
@@ -80,14 +79,14 @@ class Transcript:
         lines = list(self._last.get(_file(speaker), ()))
         # a chain of exceptions ("During handling of ...") is one message
         starts = [n for n, line in enumerate(lines) if line.endswith(TRACEBACK)]
-        with contextlib.suppress(IndexError):
+        if not starts:
+            return lines[-_SHOWN:]
+        start = starts.pop()
+        while starts and any(
+            line.startswith(("During handling", "The above exc")) for line in lines[starts[-1] : start]
+        ):
             start = starts.pop()
-            while starts and any(
-                line.startswith(("During handling", "The above exc")) for line in lines[starts[-1] : start]
-            ):
-                start = starts.pop()
-            return lines[start:]
-        return lines[-_SHOWN:]
+        return lines[start:]
 
 
 def _file(speaker: Speaker | None) -> str:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +46,7 @@ class Supervisor:
         self._requests: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._result = job.log_dir / "result.json"
         self._transcript = Transcript(job.log_dir)
-        self._shown: list[Speaker | None] = []  # whose lines were shown last
+        self._shown: deque[Speaker | None] = deque(maxlen=KEPT)  # whose lines were shown last
         self._stopped_by: signal.Signals | None = None
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -158,7 +159,7 @@ class Supervisor:
             self._echo(text)
         else:
             return
-        self._shown = [*self._shown[-KEPT:], speaker]
+        self._shown.append(speaker)
 
     def _overdue(self, attempt: Attempt) -> str | None:
         limit = self._job.timeout
@@ -242,7 +243,7 @@ class Supervisor:
     def _show(self, failure: Failure) -> None:
         """What it said last, unless that is what was shown last."""
         words = self._transcript.end(failure.told_by)
-        if words and self._shown[-len(words) :] != [failure.told_by] * len(words):
+        if words and list(self._shown)[-len(words) :] != [failure.told_by] * len(words):
             self._say(f"the end of what {failure.told_by} said:")
             for line in words:
                 self._echo(line)

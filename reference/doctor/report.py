@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import reference.idist as idist
 from reference.doctor import allreduce, clocks, launch, machine, network, probe, programs, software
 from reference.doctor.compare import Rank, compare, judge_clocks
 from reference.doctor.finding import NOTE, OK, PROBLEM, Finding
+from reference.idist.backends.base import unless_within
 from reference.idist.environment import Layout
 
 SECTION = "all-reduce"
@@ -167,17 +167,12 @@ def without_the_world(facts: Facts, reason: str) -> Report:
     return Report(findings=[*facts.judge(), finding])
 
 
-@contextmanager
-def _watch(facts: Facts, limit: float, what: str, give_up: Callable[[Report], None]) -> Iterator[None]:
+def _watch(
+    facts: Facts, limit: float, what: str, give_up: Callable[[Report], None]
+) -> AbstractContextManager[None]:
     """Give up where the body takes more than ``limit`` seconds."""
     report = without_the_world(facts, f"{what}: no end within {limit:g} s")
-    timer = threading.Timer(limit, give_up, (report,))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return unless_within(limit, lambda: give_up(report))
 
 
 def _examine(local_rank: int, facts: Facts, measures: bool) -> Report:

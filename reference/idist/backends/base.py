@@ -12,7 +12,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -34,20 +34,25 @@ class CollectiveError(RuntimeError):
 
 
 @contextmanager
-def watchdog(seconds: float, text: str) -> Iterator[None]:
-    """End the process, with ``text``, if the body takes longer: nothing else interrupts a thread that waits inside a library."""
-
-    def give_up() -> None:
-        print(text, file=sys.stderr, flush=True)
-        os._exit(1)
-
-    timer = threading.Timer(seconds, give_up)
+def unless_within(seconds: float, action: Callable[[], None]) -> Iterator[None]:
+    """Call ``action`` in another thread if the body takes longer."""
+    timer = threading.Timer(seconds, action)
     timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
+
+
+def watchdog(seconds: float, text: str) -> AbstractContextManager[None]:
+    """End the process, with ``text``, if the body takes longer: nothing else interrupts a thread that waits inside a library."""
+
+    def give_up() -> None:
+        print(text, file=sys.stderr, flush=True)
+        os._exit(1)
+
+    return unless_within(seconds, give_up)
 
 
 @dataclass(frozen=True)
