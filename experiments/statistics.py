@@ -120,16 +120,46 @@ def ratio(samples: Iterable[Sequence[float]], others: Iterable[Sequence[float]])
     )
 
 
+def together(pairs: Sequence[tuple[Estimate, Estimate]]) -> Estimate:
+    """What several ratios of starts have in common: the mean of their logarithms, with Welch's interval over all starts.
+
+    Each pair counts the same. The starts of all pairs tell how far one start is from the next, so the interval is narrower
+    than that of any pair. It is about these pairs on average, and says nothing about a single one.
+
+    Args:
+        pairs: numbers above 0 with two starts or more, different starts in each pair.
+
+    Raises:
+        ValueError: a number with a single start, or no pair.
+    """
+    if not pairs or any(len(one.starts) < 2 for pair in pairs for one in pair):
+        raise ValueError("each number must be from two starts or more")
+    low, high = _welch_of([(a.starts, b.starts) for a, b in pairs])
+    logs = [np.log(a.starts).mean() - np.log(b.starts).mean() for a, b in pairs]
+    return Estimate(
+        value=float(np.exp(np.mean(logs))),
+        low=low,
+        high=high,
+        steps=sum(min(a.steps, b.steps) for a, b in pairs),
+        repeats=sum(min(a.repeats, b.repeats) for a, b in pairs),
+    )
+
+
 def _welch(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
     """Interval of the ratio of what is typical of two kinds of starts, from two values or more of each, all above 0."""
-    logs = [np.log(np.asarray(values)) for values in (ours, theirs)]
-    center = float(logs[0].mean() - logs[1].mean())
-    shares = [float(values.var(ddof=1)) / len(values) for values in logs]
+    return _welch_of([(ours, theirs)])
+
+
+def _welch_of(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[float, float]:
+    logs = [tuple(np.log(np.asarray(values)) for values in pair) for pair in pairs]
+    center = float(np.mean([ours.mean() - theirs.mean() for ours, theirs in logs]))
+    samples = [values for pair in logs for values in pair]
+    shares = [float(values.var(ddof=1)) / len(values) / len(pairs) ** 2 for values in samples]
     variance = sum(shares)
     if variance == 0:
         return float(np.exp(center)), float(np.exp(center))
     degrees = variance**2 / sum(
-        share**2 / (len(values) - 1) for share, values in zip(shares, logs, strict=True)
+        share**2 / (len(values) - 1) for share, values in zip(shares, samples, strict=True)
     )
     reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, degrees)) * variance**0.5
     with np.errstate(over="ignore"):  # two starts that are far apart: anything is possible

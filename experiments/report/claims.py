@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from experiments.codestats import CodeStats
 from experiments.report.curves import APART, DIFFERENT, Family
 from experiments.report.groups import Group, Run
-from experiments.report.pairs import Pair
+from experiments.report.pairs import Pair, together
 from experiments.rules import BACKENDS
-from experiments.statistics import CONFIDENCE, Estimate
+from experiments.statistics import CONFIDENCE, Estimate, is_one
 
 CONFIRMED, REFUTED, OPEN = "confirmed", "refuted", "not decidable"
 NOTHING = 0.05  # an overhead below this share of a step counts as none, when its interval also holds 0
 HOW = (
     f"All intervals are for {CONFIDENCE * 100:.0f} %, so one comparison in twenty may be called a difference by chance. “Costs "
-    f"nothing” needs an interval that holds 0 or lies below it, and ends below {NOTHING * 100:.0f} %; one above 0 refutes it."
+    f"nothing” needs an interval that holds 0 or lies below it, and ends below {NOTHING * 100:.0f} %; one above 0 refutes it. Pairs of "
+    "the same training are also taken together, each counting the same: all their starts decide more than those of one pair."
 )
 
 
@@ -71,12 +72,23 @@ def starts(found: Estimate) -> str:
     return f"n = {found.repeats} start{'s' * (found.repeats != 1)}"
 
 
-def _of_pairs(title: str, pairs: list[Pair], verdicts: list[str], verdict: str, *, none: str) -> Claim:
+def _of_pairs(
+    title: str, pairs: list[Pair], judge: Callable[[Estimate], str], *, none: str, one_refutes: bool = False
+) -> Claim:
+    """A claim about pairs, settled where those that decide something agree; or, with `one_refutes`, by one that refutes it."""
     if not pairs:
         return Claim(title=title, verdict=OPEN, text=none, groups=[])
+    verdicts = [judge(pair.ratio) for pair in pairs]
+    common = together(pairs)
+    known = {*verdicts, *(judge(found) for found in common.values())} - {OPEN}
+    if one_refutes and REFUTED in known:
+        known = {REFUTED}
+    verdict = known.pop() if len(known) == 1 else OPEN
     groups = [group for pair in pairs for group in (pair.ours, pair.theirs)]
     words = (CONFIRMED, REFUTED, OPEN)
     counts = ", ".join(f"{verdicts.count(word)} {word}" for word in words if word in verdicts)
+    for training, found in common.items():
+        counts += f". All pairs of {training}, together: {percent(found)}, {starts(found)}: {judge(found)}"
     text = "; ".join(f"{_pair_text(pair)}: {word}" for pair, word in zip(pairs, verdicts, strict=True))
     return Claim(
         title=title,
@@ -86,14 +98,16 @@ def _of_pairs(title: str, pairs: list[Pair], verdicts: list[str], verdict: str, 
     )
 
 
+def _more(ratio: Estimate) -> str:
+    """Whether it takes longer."""
+    return OPEN if is_one(ratio) else CONFIRMED if ratio.value > 1 else REFUTED
+
+
 def _slower_start(pairs: list[Pair]) -> Claim:
-    words = [OPEN if not p.differs else CONFIRMED if p.ratio.value > 1 else REFUTED for p in pairs]
-    known = set(words) - {OPEN}
     return _of_pairs(
         "spawn starts slower than torch.distributed.launch",
         pairs,
-        words,
-        known.pop() if len(known) == 1 else OPEN,
+        _more,
         none="No program was started by both on one machine. Time from the launch to the end of the first step would tell.",
     )
 
@@ -108,13 +122,12 @@ def costs(ratio: Estimate) -> str:
 
 
 def _free(pairs: list[Pair]) -> Claim:
-    words = [costs(pair.ratio) for pair in pairs]
     return _of_pairs(
         "idist costs nothing at run time",
         pairs,
-        words,
-        next((word for word in (REFUTED, OPEN) if word in words), CONFIRMED),
+        costs,
         none="idist was not run beside hand-written code with the same backend and launcher.",
+        one_refutes=True,
     )
 
 

@@ -14,16 +14,18 @@ NATIVE = {"gloo": "native_ddp", "nccl": "native_ddp", "horovod": "horovod_native
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A number of one group divided by that of another: 1.02 is 2 % more."""
+    """A number of one group divided by that of another: 1.02 is 2 % more.
+
+    Args:
+        of: the two numbers.
+        training: what both groups trained, for people.
+    """
 
     ours: Group
     theirs: Group
     ratio: Estimate
-
-    @property
-    def differs(self) -> bool:
-        """Whether the statistics call the two different."""
-        return not statistics.is_one(self.ratio)
+    of: tuple[Estimate, Estimate]
+    training: str
 
 
 def overheads(scenes: Sequence[Scene]) -> list[Pair]:
@@ -34,7 +36,7 @@ def overheads(scenes: Sequence[Scene]) -> list[Pair]:
             for ours in scene.find(program=program):
                 native = NATIVE.get(ours.cell.backend)
                 for theirs in _twins(scene, ours, program=native):
-                    found.append(_of_steps(ours, theirs))
+                    found.append(_pair(scene, ours, theirs, ours.steps, theirs.steps))
     return sorted(found, key=lambda pair: (pair.ours.cell.program, pair.ours.number))
 
 
@@ -48,7 +50,7 @@ def launches(scenes: Sequence[Scene], launcher: str, other: str) -> list[Pair]:
                     [[r.times.first_step_s] for r in g.good if r.times.first_step_s] for g in (ours, theirs)
                 )
                 if a and b:
-                    found.append(Pair(ours=ours, theirs=theirs, ratio=statistics.ratio(a, b)))
+                    found.append(_pair(scene, ours, theirs, a, b))
     return found
 
 
@@ -63,8 +65,19 @@ def _twins(scene: Scene, ours: Group, **changed: object) -> Iterator[Group]:
             yield group
 
 
-def _of_steps(ours: Group, theirs: Group) -> Pair:
-    return Pair(ours=ours, theirs=theirs, ratio=statistics.ratio(ours.steps, theirs.steps))
+def _pair(scene: Scene, ours: Group, theirs: Group, a: list[list[float]], b: list[list[float]]) -> Pair:
+    of = statistics.estimate(a), statistics.estimate(b)
+    return Pair(ours=ours, theirs=theirs, ratio=statistics.ratio(a, b), of=of, training=scene.title)
+
+
+def together(pairs: Sequence[Pair]) -> dict[str, Estimate]:
+    """By training: what its pairs have in common, where there are several and each has two starts or more."""
+    found = {}
+    for training in dict.fromkeys(pair.training for pair in pairs):
+        known = [p.of for p in pairs if p.training == training and min(len(one.starts) for one in p.of) > 1]
+        if len(known) > 1:
+            found[training] = statistics.together(known)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

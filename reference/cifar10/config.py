@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reference.cifar10.options import OptionError, convert, convert_all, option
+from reference.cifar10.presets import DESCRIPTION, PRESETS
 
 BACKENDS = ("gloo", "nccl", "mpi", "horovod", "xla-tpu")
 DATASETS = ("auto", "cifar10", "images", "digits", "fake")
@@ -32,9 +33,13 @@ class Config:
     batch_size: int = option(
         512, "Global batch size, shared out over all processes.", section="Data", unit="images", low=1
     )
+    pipeline: str = option(
+        "batched", "How batches are made. batched: cut out of one array and augmented in bulk on the training device; torchvision:"
+        " sample by sample with torchvision's transforms, as tutorials do it, to compare with (the random numbers are then those of"
+        " the processes that load).", section="Data", choices=("batched", "torchvision"),
+    )  # fmt: skip
     num_workers: int = option(
-        0, "Loader processes on each node. Batches are cut and augmented in bulk, so that none are needed.",
-        section="Data", unit="processes", low=0,
+        0, "Loader processes on each node. Only --pipeline=torchvision needs any.", section="Data", unit="processes", low=0,
     )  # fmt: skip
     max_train_samples: int | None = option(
         None, "Train on this many images only, evenly spread over the training set.", section="Data", unit="images", low=1,
@@ -45,6 +50,10 @@ class Config:
         unset="all",
     )  # fmt: skip
 
+    preset: str | None = option(
+        None, f"Other defaults for the options below and batch_size: a recipe. {DESCRIPTION}", section="Training",
+        choices=tuple(PRESETS), unset="none",
+    )  # fmt: skip
     model: str = option(
         "resnet18",
         "Any torchvision classification model, or resnet18_cifar (3x3 stem, made for 32x32 images).",
@@ -61,9 +70,20 @@ class Config:
         0.9, "Momentum of SGD (Nesterov's form; 0 is plain SGD).", section="Training", low=0, below=1
     )
     weight_decay: float = option(1e-4, "L2 penalty of SGD.", section="Training", low=0)
+    label_smoothing: float = option(
+        0.0,
+        "Share of each training target that is spread over all classes.",
+        section="Training",
+        low=0,
+        below=1,
+    )
     with_amp: str | None = option(
         None, "Mixed precision; auto is fp16 on a GPU and bf16 elsewhere.", section="Training",
         choices=("fp16", "bf16", "auto"), aliases={"true": "auto", "false": None}, unset="off",
+    )  # fmt: skip
+    compile: bool = option(
+        False, "Compile the training step with torch.compile: faster steps, after a first one that takes a minute or more.",
+        section="Training",
     )  # fmt: skip
     sync_bn: bool = option(
         False, "Batch norm over the global batch instead of each process's share.", section="Training"
@@ -168,6 +188,8 @@ class Config:
             )
         if self.nproc_per_node is not None:
             check_divisible(self.batch_size, self.nproc_per_node * (self.nnodes or 1))
+        if self.compile and self.backend == "xla-tpu":
+            raise OptionError("compile is for CPUs and GPUs: XLA compiles every step by itself")
 
     @property
     def data_dir(self) -> Path:
@@ -181,11 +203,12 @@ class Config:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def changed(self) -> dict[str, Any]:
-        """The options whose value is not the default."""
+        """The options whose value is not the default, or not that of the preset."""
+        given = PRESETS.get(self.preset or "", {})
         return {
             spec.name: getattr(self, spec.name)
             for spec in fields(self)
-            if getattr(self, spec.name) != spec.default
+            if getattr(self, spec.name) != given.get(spec.name, spec.default)
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -247,7 +270,7 @@ def read_yaml(path: str) -> dict[str, Any]:
 
 
 def make_config(flags: Mapping[str, Any], config_file: str | None = None) -> Config:
-    """The run that the YAML file and the flags describe; flags win.
+    """The run that the YAML file and the flags describe; flags win over the file, and both over a preset.
 
     Args:
         flags: option name to text or plain value, as given on the command line.
@@ -257,4 +280,6 @@ def make_config(flags: Mapping[str, Any], config_file: str | None = None) -> Con
         OptionError: anything wrong, in one line.
     """
     from_file = read_yaml(config_file) if config_file is not None else {}
-    return Config(**{**from_file, **convert_all(Config, flags)})
+    chosen = {**from_file, **convert_all(Config, flags)}
+    preset = PRESETS.get(str(chosen.get("preset")), {})  # an unknown one is refused below
+    return Config(**{**preset, **chosen})

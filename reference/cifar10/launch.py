@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import os
+import shutil
 import signal
 from typing import Any
 
 import psutil
+import torch
 
 import reference.idist as idist
 from reference.cifar10 import datasets, model
@@ -46,6 +49,7 @@ def launch(config: Config) -> int:
         config = dataclasses.replace(config, resume_from=str(checkpoint.absolute()))
     if config.model not in model.KNOWN_GOOD:
         model.check(config.model)
+    check_tools(config)
     with parallel:
         result: dict[str, Any] = parallel.run(training, config, started=started)
     if speaks:
@@ -83,6 +87,22 @@ def with_data(config: Config, *, report: bool) -> Config:
             f"An epoch has only {iterations} iterations: a smaller --batch_size learns more from so few images."
         )
     return dataclasses.replace(config, dataset=name)
+
+
+def check_tools(config: Config) -> None:
+    """Refuse options whose tools are not installed.
+
+    Raises:
+        OptionError: it says which.
+    """
+    if config.pipeline == "torchvision" and importlib.util.find_spec("torchvision") is None:
+        raise OptionError(
+            "--pipeline=torchvision needs torchvision, which is not installed; --pipeline=batched does not"
+        )
+    on_gpu = torch.cuda.is_available() and config.backend not in ("gloo", "mpi")
+    compiler = os.environ.get("CXX", "g++")
+    if config.compile and not on_gpu and shutil.which(compiler) is None:
+        raise OptionError(f"--compile needs a C++ compiler on CPUs, and there is no {compiler} here")
 
 
 def _nothing(line: str) -> None:

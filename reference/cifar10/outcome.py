@@ -65,6 +65,8 @@ class Outcome:
             "throughput_images_per_s": self.speed.get("samples_per_second"),
             "step_p50_s": self.speed.get("step_p50"),
             "step_p95_s": self.speed.get("step_p95"),
+            "input_share": self.speed.get("input_share"),
+            "train_time_s": self.speed.get("total_seconds"),
             "time_to_first_step_s": self._first_step,
             "wall_time_s": time.time() - self._started,
             "checkpoint": next(iter(reversed(self._files(TRAINING_CHECKPOINTS))), None),

@@ -14,10 +14,10 @@ import reference.idist as idist
 from reference.cifar10 import model
 from reference.cifar10.config import Config
 from reference.cifar10.data import evaluation_batch, training_batch
-from reference.engine import Engine, create_supervised_evaluator, create_supervised_trainer
+from reference.engine import Engine, create_supervised_evaluator, create_supervised_trainer, supervised
 from reference.handlers import PiecewiseLinear
 from reference.idist import environment
-from reference.metrics import Accuracy, Loss, Metric
+from reference.metrics import Accuracy, Loss, Metric, Throughput
 
 
 def set_up_process(config: Config) -> None:
@@ -60,6 +60,11 @@ def get_optimizer(config: Config, net: nn.Module) -> Optimizer:
     return idist.auto_optim(optimizer)
 
 
+def get_criterion(config: Config) -> nn.Module:
+    """The loss to train with."""
+    return nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
+
+
 def settle_gradient_buckets(net: nn.Module, optimizer: Optimizer) -> None:
     """Before a checkpoint is loaded: let DistributedDataParallel arrange its gradients as it will for good.
 
@@ -88,16 +93,26 @@ def amp_mode(config: Config) -> str | None:
 
 
 def create_trainer(
-    config: Config, net: nn.Module, optimizer: Optimizer, criterion: nn.Module, *, flip: bool
+    config: Config,
+    net: nn.Module,
+    optimizer: Optimizer,
+    criterion: nn.Module,
+    *,
+    flip: bool,
+    clock: Throughput,
 ) -> tuple[Engine, dict[str, Metric]]:
-    """The training engine, and the metrics over the batches of an epoch as they were trained on."""
+    """The training engine, and the metrics over the batches of an epoch as they were trained on; `clock` measures the input."""
+    prepare = supervised.prepare_batch
+    if config.pipeline == "batched":
+        prepare = training_batch(config.seed, flip, epoch=lambda: trainer.state.epoch)
+    stepped: Any = torch.compile(net, dynamic=False) if config.compile else net
     trainer = create_supervised_trainer(
-        net,
+        stepped,
         optimizer,
         criterion,
         device=idist.device(),
         non_blocking=True,
-        prepare_batch=training_batch(config.seed, flip, epoch=lambda: trainer.state.epoch),
+        prepare_batch=clock.timed(prepare),
         output_transform=lambda x, y, y_pred, loss: {
             "loss": loss.detach(),
             "y_pred": y_pred.detach(),
@@ -127,7 +142,7 @@ class Evaluator:
             metrics={"Accuracy": self._accuracy, "Loss": Loss(criterion)},
             device=idist.device(),
             non_blocking=True,
-            prepare_batch=evaluation_batch,
+            prepare_batch=supervised.prepare_batch if config.pipeline == "torchvision" else evaluation_batch,
             amp_mode=amp_mode(config),
         )
 

@@ -25,6 +25,9 @@ _TOLD = (
     "num_warmup_epochs",
     "momentum",
     "weight_decay",
+    "label_smoothing",
+    "pipeline",
+    "compile",
     "sync_bn",
     "deterministic",
 )

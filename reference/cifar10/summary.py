@@ -41,10 +41,13 @@ def rows(result: dict[str, Any]) -> list[tuple[str, str]]:
     if speed is not None:
         steps = f"step {result['step_p50_s']:.3f} s (p50), {result['step_p95_s']:.3f} s (p95)"
         lines.append(("speed", f"{speed:,.0f} images/s over all {result['world_size']} processes, {steps}"))
+        lines.append(("input", f"{result['input_share']:.1%} of that time went into getting batches ready"))
     first = result["time_to_first_step_s"]
     took = f"{result['wall_time_s']:.1f} s in all" + (
         "" if first is None else f", {first:.1f} s to the first step"
     )
+    if result["train_time_s"]:
+        took += f", {result['train_time_s']:.1f} s of training"
     lines.append(("time", took))
     lines.append(("run directory", folder))
     lines.append(("look at it", f"tensorboard --logdir {folder}"))

@@ -23,6 +23,7 @@ from reference.cifar10.parts import (
     Evaluator,
     check_finite,
     create_trainer,
+    get_criterion,
     get_lr_scheduler,
     get_model,
     get_optimizer,
@@ -97,14 +98,16 @@ def train(config: Config, run: RunDirectory, outcome: Outcome, stop: StopRequest
     optimizer = get_optimizer(config, model)
     criterion = nn.CrossEntropyLoss()
     lr_scheduler = get_lr_scheduler(config, optimizer, len(train_loader))
-    trainer, running = create_trainer(config, model, optimizer, criterion, flip=images.flip)
+    throughput = Throughput(config.batch_size // idist.get_world_size(), warmup=min(10, len(train_loader)))
+    trainer, running = create_trainer(
+        config, model, optimizer, get_criterion(config), flip=images.flip, clock=throughput
+    )
     trainer.logger = logger
     evaluators = {"val": Evaluator(config, model, criterion, val_loader)}
     if config.train_metrics == "full":
         whole = get_evaluation_loader(config, training_array(config, images))
         evaluators["train_full"] = Evaluator(config, model, criterion, whole)
 
-    throughput = Throughput(config.batch_size // idist.get_world_size(), warmup=min(10, len(train_loader)))
     throughput.attach(trainer, "throughput")
     trainer.add_event_handler(Events.ITERATION_COMPLETED, outcome.iteration_completed)
     iterations = None

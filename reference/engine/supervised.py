@@ -83,7 +83,7 @@ def create_supervised_trainer(
         raise ValueError(
             f"loader: {type(loader.sampler).__name__} does not tell how samples are shared out: use idist.auto_dataloader"
         )
-    module = idist.unwrap(model)
+    module = idist.unwrap(_uncompiled(model))
 
     def step(engine: Engine, batch: Any) -> Any:
         if not module.training:
@@ -216,5 +216,11 @@ def _no_sync(model: nn.Module) -> AbstractContextManager[Any]:
 
 def _local_module(model: nn.Module) -> nn.Module:
     """The model without DistributedDataParallel, also below a torch.compile wrapper."""
-    inner = getattr(model, "_orig_mod", model)
+    inner = _uncompiled(model)
     return idist.unwrap(inner) if isinstance(inner, nn.parallel.DistributedDataParallel) else model
+
+
+def _uncompiled(model: nn.Module) -> nn.Module:
+    """The model inside of what torch.compile returned."""
+    inner: nn.Module = getattr(model, "_orig_mod", model)
+    return inner

@@ -1,4 +1,4 @@
-"""`Throughput`: samples per second over all ranks, and the times of steps."""
+"""`Throughput`: samples per second over all ranks, the times of steps, and what part of them the input takes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from reference.engine import Engine, Events
 from reference.metrics.base import Metric, reduced
+
+T = TypeVar("T")
 
 
 class Throughput(Metric):
@@ -48,7 +50,8 @@ class Throughput(Metric):
         self._mark: float | None = self._begin  # the end of the last step; None while the clock stands
         self._first_step: float | None = None
         self._seen = self._samples = self._steps = 0
-        self._seconds = 0.0
+        self._seconds = self._warmup_seconds = 0.0
+        self._input = _InputClock()
         self._step_seconds: deque[float] = deque(maxlen=self._kept_steps)
 
     def update(self, output: int) -> None:
@@ -60,11 +63,13 @@ class Throughput(Metric):
         if self._seen <= self._warmup:
             if self._seen == self._warmup:
                 _wait_for_device()
-            self._mark = time.perf_counter()
+            self._warmup_seconds += self._lap()
             return
         self._steps += 1
         self._samples += output
-        self._step_seconds.append(self._lap())
+        lap = self._lap()
+        self._seconds += lap
+        self._step_seconds.append(lap)
 
     def start(self) -> None:
         """Let the clock run (again)."""
@@ -73,15 +78,26 @@ class Throughput(Metric):
     def stop(self) -> None:
         """Wait for the device and stop the clock."""
         _wait_for_device()
-        if self._steps and self._mark is not None:
-            self._lap()
+        if self._steps:
+            self._seconds += self._lap()
+        else:
+            self._warmup_seconds += self._lap()
         self._mark = None
+
+    def timed(self, prepare_batch: Callable[..., T]) -> Callable[..., T]:
+        """`prepare_batch`, with a note of when the batch was ready: for `input_share` of `summary`."""
+
+        def prepare(*args: Any, **kwargs: Any) -> T:
+            prepared = prepare_batch(*args, **kwargs)
+            self._input.stop()
+            return prepared
+
+        return prepare
 
     def _lap(self) -> float:
         now = time.perf_counter()
         lap = now - (now if self._mark is None else self._mark)
         self._mark = now
-        self._seconds += lap
         return lap
 
     def compute(self) -> float:
@@ -95,11 +111,17 @@ class Throughput(Metric):
         """All that was measured; collective. None where there was no step after the warm-up.
 
         `samples_per_second` (samples of all ranks divided by the slowest rank's seconds), `step_p50` and `step_p95`
-        (seconds, of the slowest rank), `samples`, `seconds`, `steps`, and `time_to_first_step` (seconds from the
-        start of the run to the end of its first step, slowest rank).
+        (seconds, of the slowest rank), `samples`, `seconds`, `steps`, `total_seconds` (with the warm-up),
+        `time_to_first_step` (seconds from the start of the run to the end of its first step, slowest rank), and
+        `input_share`: the part of `seconds` from asking the data for a batch until `timed` had it prepared, on the rank
+        where it is largest. On a GPU that is the time of the device, including when it waits for the host; None
+        without `timed`.
         """
-        times = [self._seconds, *_percentiles(self._step_seconds), self._first_step or 0.0]
-        seconds, p50, p95, first = reduced(torch.tensor(times, dtype=torch.float64), "MAX")
+        seconds, timed = self._seconds, self._input.seconds
+        share = timed / seconds if seconds and timed is not None else -1.0
+        total = seconds + self._warmup_seconds
+        times = [seconds, *_percentiles(self._step_seconds), self._first_step or 0.0, total, share]
+        seconds, p50, p95, first, total, share = reduced(torch.tensor(times, dtype=torch.float64), "MAX")
         samples, steps = (int(value) for value in reduced(torch.tensor([self._samples, self._steps])))
         measured = steps > 0 and seconds > 0
         return {
@@ -109,6 +131,8 @@ class Throughput(Metric):
             "samples": samples,
             "seconds": seconds,
             "steps": steps,
+            "total_seconds": total,
+            "input_share": share if measured and share >= 0 else None,
             "time_to_first_step": first or None,
         }
 
@@ -118,9 +142,14 @@ class Throughput(Metric):
         self.name = name
         engine.add_event_handler(Events.STARTED, self.reset)
         engine.add_event_handler(Events.EPOCH_STARTED, self.start)
+        engine.add_event_handler(Events.GET_BATCH_STARTED, self._get_batch_started)
         engine.add_event_handler(Events.ITERATION_COMPLETED, self._iteration_completed)
         engine.add_event_handler(Events.EPOCH_COMPLETED | Events.TERMINATE, self.stop)
         engine.add_event_handler(Events.EPOCH_COMPLETED, self._publish, name)
+
+    def _get_batch_started(self) -> None:
+        if self._seen >= self._warmup:
+            self._input.start()
 
     def _iteration_completed(self, engine: Engine) -> None:
         self.update(self._samples_of(engine.state.batch if self._from_batch else engine.state.output))
@@ -131,6 +160,58 @@ class Throughput(Metric):
             engine.state.metrics[name] = summary["samples_per_second"]
             engine.state.metrics[f"{name}/step_p50"] = summary["step_p50"]
             engine.state.metrics[f"{name}/step_p95"] = summary["step_p95"]
+
+
+class _InputClock:
+    """Adds up the time between `start` and `stop`: on a GPU, between the two places in its queue of work."""
+
+    _pending_at_most = 1000  # pairs of events that have not been read
+
+    def __init__(self) -> None:
+        self._seconds: float | None = None
+        self._begin: Any = None
+        self._pending: deque[tuple[Any, Any]] = deque()
+
+    def start(self) -> None:
+        """A batch is asked for."""
+        self._begin = _mark()
+
+    def stop(self) -> None:
+        """It is ready; without a `start` before, nothing happens."""
+        if self._begin is None:
+            return
+        self._pending.append((self._begin, _mark()))
+        self._begin = None
+        if len(self._pending) >= self._pending_at_most:
+            self._read()
+
+    @property
+    def seconds(self) -> float | None:
+        """The sum so far, None if nothing was timed. Waits for the device."""
+        self._read()
+        return self._seconds
+
+    def _read(self) -> None:
+        while self._pending:
+            begin, end = self._pending.popleft()
+            self._seconds = (self._seconds or 0.0) + _between(begin, end)
+
+
+def _mark() -> Any:
+    """Now: a time of the host, or an event in the queue of the current GPU."""
+    if not torch.cuda.is_initialized():
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _between(begin: Any, end: Any) -> float:
+    """Seconds between two marks."""
+    if isinstance(begin, float):
+        return float(end - begin)
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000
 
 
 def _wait_for_device() -> None:

@@ -13,6 +13,7 @@ from reference.cifar10 import __main__ as program
 from reference.cifar10.arguments import parse, without_local_rank
 from reference.cifar10.config import Config, DownloadOptions, make_config, read_yaml
 from reference.cifar10.options import OptionError, help_text
+from reference.cifar10.presets import PRESETS
 
 WRONG = [
     # command line, what the line must say
@@ -68,6 +69,11 @@ WRONG = [
     ("run --dataset=cifar", "did you mean cifar10?"),
     ("run --with_amp=fp8", "with_amp must be one of fp16, bf16, auto"),
     ("run --train_metrics=ful", "did you mean full?"),
+    ("run --preset=fast95", "did you mean fast94?"),
+    ("run --pipeline=torch", "pipeline must be one of batched, torchvision"),
+    ("run --label_smoothing=1", "below 1"),
+    ("run --compile --backend=xla-tpu", "compile is for CPUs and GPUs"),
+    ("run --preset=fast94 --num_epochs=3", "num_warmup_epochs (5) must not be more than num_epochs (3)"),
     ("run --start_method=frok", "did you mean fork?"),
     ("run --backend=gloo --nproc_per_node=3 --batch_size=64", "take 63 or 66"),
     ("run --backend=gloo --nproc_per_node=2 --nnodes=2 --batch_size=2", "take 4"),
@@ -238,6 +244,31 @@ class TestYaml:
             make_config({}, file)
         assert says in str(error.value) and file in str(error.value)
         assert "\n" not in str(error.value)
+
+
+class TestPreset:
+    def test_it_changes_defaults_and_nothing_else(self) -> None:
+        config = make_config({"preset": "fast94"})
+        assert config.changed() == {"preset": "fast94"}
+        different = {name for name, value in config.to_dict().items() if value != getattr(Config(), name)}
+        assert different == {"preset", *PRESETS["fast94"]} - {
+            "batch_size",
+            "learning_rate",
+        }  # as the defaults are
+
+    def test_flags_and_files_win(self, tmp_path: Path) -> None:
+        file = tmp_path / "train.yaml"
+        file.write_text("preset: fast94\nlabel_smoothing: 0.2\nnum_epochs: 30\n")
+        config = make_config({"num_epochs": "40"}, str(file))
+        assert (config.preset, config.label_smoothing, config.num_epochs) == ("fast94", 0.2, 40)
+        assert config.model == "resnet18_cifar"
+
+    def test_changed_options_make_the_same_run_also_where_a_flag_went_back_to_the_usual(self) -> None:
+        config = make_config({"preset": "fast94", "with_amp": "none", "weight_decay": "1e-4", "seed": "3"})
+        assert config.with_amp is None and config.changed() == {
+            "preset": "fast94", "with_amp": None, "weight_decay": 1e-4, "seed": 3,
+        }  # fmt: skip
+        assert make_config({name: str(value) for name, value in config.changed().items()}) == config
 
 
 class TestConfig:

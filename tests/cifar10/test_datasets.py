@@ -482,3 +482,10 @@ def test_image_array_gives_items_and_batches() -> None:
     assert torch.equal(pixels, torch.from_numpy(split.images[[42, 7]]))
     image, label, index = array[1]
     assert (int(label), int(index)) == (3, 3) and torch.equal(image, torch.from_numpy(split.images[3]))
+    copy = ImageArray(split, np.array([7, 3, 42]), device=torch.device("cpu"))
+    split.images[:] = 0  # the copy on the device has its own
+    for mine, original in zip(copy.__getitems__([2, 0]), (pixels, labels, indices), strict=True):
+        assert torch.equal(mine, original) and mine.dtype == original.dtype
+    assert all(
+        torch.equal(mine, original) for mine, original in zip(copy[1], (image, label, index), strict=True)
+    )

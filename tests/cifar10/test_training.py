@@ -17,9 +17,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
+from reference.cifar10 import model
 from reference.cifar10 import trainer as trainer_module
-from reference.cifar10.config import Config
+from reference.cifar10.config import Config, make_config
 from reference.cifar10.datasets.base import CLASSES
 from reference.cifar10.launch import launch
 from reference.cifar10.options import OptionError
@@ -105,6 +107,8 @@ class TestRecords:
         assert whole["val_metrics"]["Accuracy"] * 37 == pytest.approx(
             round(whole["val_metrics"]["Accuracy"] * 37)
         )
+        assert 0 < whole["input_share"] < 1
+        assert 0 < whole["train_time_s"] < whole["wall_time_s"]
         assert 0 < whole["step_p50_s"] <= whole["step_p95_s"] < whole["wall_time_s"]
         assert (
             0 < whole["time_to_first_step_s"] < whole["wall_time_s"] and whole["throughput_images_per_s"] > 0
@@ -366,6 +370,59 @@ class TestOptions:
         assert loss != exact and loss == pytest.approx(exact, rel=0.05)
         assert ("scaler" in final(result)) is scaler
 
+    def test_the_pipeline_of_tutorials(self, whole: dict[str, Any], tmp_path: Path) -> None:
+        result = run(tmp_path / "a", pipeline="torchvision", num_workers=1)
+        assert result["n_evaluated"] == 37 and 0 < result["input_share"] < 1
+        # the same samples in the same order, cropped at other places
+        loss, ours = (
+            [line["metrics"]["batch loss"] for line in events(r) if line["event"] == "training"]
+            for r in (result, whole)
+        )
+        assert loss != ours and loss[0] == pytest.approx(ours[0], rel=0.1)
+
+    def test_both_pipelines_evaluate_the_same_pixels(self, tmp_path: Path) -> None:
+        still = {"learning_rate": 0.0, "num_epochs": 1, "validate_every": 1, "model": "squeezenet1_1"}
+        results = [run(tmp_path / name, pipeline=name, **still) for name in ("batched", "torchvision")]
+        losses = [result["val_metrics"]["Loss"] for result in results]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+    def test_label_smoothing_is_in_the_training_loss_only(self, tmp_path: Path) -> None:
+        share = 0.3
+        still = {"learning_rate": 0.0, "num_epochs": 1, "validate_every": 1, "model": "resnet18_cifar"}
+        plain, smooth = (run(tmp_path / str(s), label_smoothing=s, **still) for s in (0.0, share))
+        assert smooth["val_metrics"] == plain["val_metrics"]
+        assert smooth["train_metrics"]["Accuracy"] == plain["train_metrics"]["Accuracy"]
+        assert smooth["train_metrics"]["Loss"] != plain["train_metrics"]["Loss"]
+
+    def test_compiled_steps_train_the_same(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def small(name: str) -> nn.Module:  # compiles in seconds
+            return nn.Sequential(
+                nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(1800, 10)
+            )
+
+        monkeypatch.setattr(model, "build", small)
+        short = {"num_epochs": 2, "validate_every": 1}
+        eager, compiled = (run(tmp_path / str(flag), compile=flag, **short) for flag in (False, True))
+        curves = [
+            [line["metrics"]["batch loss"] for line in events(result) if line["event"] == "training"]
+            for result in (eager, compiled)
+        ]
+        assert len(curves[0]) == 8 and curves[1] == pytest.approx(curves[0], rel=1e-4)
+        assert final(compiled)["model"]["0.weight"].tolist() != final(eager)["model"]["0.weight"].tolist()
+        assert list(final(compiled)["model"]) == list(final(eager)["model"])
+        assert compiled["val_metrics"]["Loss"] == pytest.approx(eager["val_metrics"]["Loss"], rel=1e-3)
+
+    def test_the_recipe_of_the_preset_learns(self, tmp_path: Path) -> None:
+        # with a model and a precision that are faster on a CPU
+        config = make_config({
+            "preset": "fast94", "model": "resnet18", "with_amp": None, "dataset": "digits", "batch_size": 32,
+            "max_train_samples": 512, "num_epochs": 4, "learning_rate": 0.05, "num_warmup_epochs": 1, "with_tensorboard": False,
+            "output_path": str(tmp_path),
+        })  # fmt: skip
+        result = training(0, config)
+        assert result["exit_reason"] == "finished" and result["evaluated_epoch"] == 4
+        assert result["val_metrics"]["Accuracy"] > 0.5  # chance is 0.1
+
     def test_deterministic(self, whole: dict[str, Any], tmp_path: Path) -> None:
         result = run(tmp_path, deterministic=True, stop_iteration=3)
         assert torch.are_deterministic_algorithms_enabled()
@@ -444,10 +501,17 @@ class TestRefusedBeforeTheStart:
             ({"max_eval_samples": 400}, "max_eval_samples (400) is more than the 359 images"),
             ({"model": "resnet99"}, "unknown model 'resnet99'; did you mean resnet"),
             ({"model": "alexnet"}, "alexnet does not take images of 32x32 pixels"),
+            (
+                {"compile": True},
+                "--compile needs a C++ compiler on CPUs, and there is no no-such-compiler here",
+            ),
             ({"resume_from": "nowhere.pt"}, "'nowhere.pt' does not exist"),
         ],
     )
-    def test_one_line(self, changes: dict[str, Any], says: str, tmp_path: Path) -> None:
+    def test_one_line(
+        self, changes: dict[str, Any], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("CXX", "no-such-compiler")
         if changes.get("backend") == "nccl" and torch.cuda.is_available():
             pytest.skip("nccl works here")
         with pytest.raises(OptionError) as error:

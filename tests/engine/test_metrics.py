@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy
@@ -212,10 +213,42 @@ def test_throughput_leaves_out_warm_up_and_validation(monkeypatch: pytest.Monkey
     assert summary["step_p50"] == state.metrics["images/s/step_p50"] == 9
     assert summary["step_p95"] == state.metrics["images/s/step_p95"] == 18
     assert summary["time_to_first_step"] == 50.0
+    assert summary["total_seconds"] == 57 + sum(range(1, 19)) and summary["input_share"] is None
     trainer.add_event_handler(Events.ITERATION_COMPLETED(once=1), trainer.terminate)
     durations = iter([1.0])
     trainer.run([[0]])
     assert throughput.summary()["samples_per_second"] is None  # everything was warm-up
+
+
+def test_the_share_of_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+
+    class Data:
+        def __len__(self) -> int:
+            return 4
+
+        def __iter__(self) -> Iterator[int]:
+            for number in range(4):
+                clock.pass_by(2.0)
+                yield number
+
+    throughput = Throughput(1, warmup=3)
+    prepare = throughput.timed(lambda batch: clock.pass_by(1.0))
+
+    def step(engine: Engine, batch: int) -> None:
+        prepare(batch)
+        clock.pass_by(7.0)
+
+    trainer = Engine(step)
+    trainer.add_event_handler(Events.GET_BATCH_COMPLETED, clock.pass_by, 0.5)
+    throughput.attach(trainer, "images/s")
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, clock.pass_by, 1000.0)
+    trainer.run(Data(), max_epochs=2)
+    summary = throughput.summary()
+    assert (summary["steps"], summary["seconds"], summary["total_seconds"]) == (5, 52.5, 84.0)
+    assert summary["input_share"] == pytest.approx(
+        3.5 / 10.5
+    )  # until the batch is prepared, whatever came in between
 
 
 def test_throughput_stops_when_terminated_and_counts_what_happens_within_an_epoch(

@@ -156,6 +156,18 @@ def test_what_counts_as_no_cost(low: float, high: float, repeats: int, expected:
     assert claims.costs(found) == expected
 
 
+def test_pairs_settle_together_what_none_of_them_does(tmp_path: Path) -> None:
+    records, noise = [], iter([1.00, 1.04, 0.97, 1.03, 0.98, 1.01, 0.99, 1.04, 0.96, 1.02, 0.97, 1.01] * 3)
+    for launcher in ("torchrun", "torch_distributed_launch", "spawn"):
+        for program in ("idist", "native_ddp"):
+            for repeat in (1, 2, 3):
+                cell = made.cell(program=program, launcher=launcher, repeat=repeat)
+                records.append(made.record([next(noise)] * 6, cell, order=len(records) + 1))
+    settled = claim(read(tmp_path, *records), 3)
+    assert settled.text.startswith("3 not decidable. All pairs of ") and "together: " in settled.text
+    assert settled.verdict == CONFIRMED and "n = 9 starts: confirmed" in settled.text
+
+
 def test_launchers_that_disagree_do_not_settle_it(tmp_path: Path) -> None:
     times = {("idist", "spawn"): 15.0, ("idist", "torch_distributed_launch"): 10.0}
     times |= {("native_ddp", "spawn"): 10.0, ("native_ddp", "torch_distributed_launch"): 15.0}

@@ -6,9 +6,10 @@ import itertools
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from experiments import statistics
-from experiments.statistics import differs, estimate, is_one, ratio
+from experiments.statistics import Estimate, differs, estimate, is_one, ratio, together
 from tests.experiments import made
 
 
@@ -69,6 +70,33 @@ def test_few_starts_of_the_same_are_seldom_called_different(repeats: int) -> Non
         assert not (different and is_one(ratio(ours, theirs)))
         called += different
     assert called <= 20  # of 10 that a perfect test would
+
+
+def test_pairs_together_decide_more_than_one_and_are_right_about_as_often_as_they_say() -> None:
+    random = np.random.default_rng(0)
+
+    def pair(effect: float) -> tuple[Estimate, Estimate]:
+        level = random.uniform(0.1, 10)  # the pairs have nothing in common but the effect
+        ours, theirs = (level * np.exp(random.normal(size=3) * 0.05) for _ in range(2))
+        return estimate([[value * (1 + effect)] for value in ours]), estimate([[value] for value in theirs])
+
+    found = [together([pair(0.03) for _ in range(6)]) for _ in range(400)]
+    held = np.mean([one.low <= 1.03 <= one.high for one in found])
+    assert 0.92 <= held <= 0.99
+    alone = [together([pair(0.03)]) for _ in range(100)]
+    widths = [np.median([one.high - one.low for one in kind]) for kind in (found, alone)]
+    assert widths[0] < widths[1] / 2
+    assert (found[0].repeats, found[0].steps) == (18, 18)
+
+
+def test_one_pair_together_is_welch() -> None:
+    ours, theirs = estimate([[1.0], [1.1], [1.3]]), estimate([[0.9], [1.0], [1.2]])
+    found = together([(ours, theirs)])
+    test = stats.ttest_ind(np.log(ours.starts), np.log(theirs.starts), equal_var=False)
+    low, high = test.confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((np.exp(low), np.exp(high)))
+    with pytest.raises(ValueError, match="two starts or more"):
+        together([(estimate([[1.0]]), theirs)])
 
 
 def test_repeats_of_different_lengths() -> None:
