@@ -415,7 +415,7 @@ class TestOptions:
     def test_the_recipe_of_the_preset_learns(self, tmp_path: Path) -> None:
         # with a model and a precision that are faster on a CPU
         config = make_config({
-            "preset": "fast94", "model": "resnet18", "with_amp": None, "dataset": "digits", "batch_size": 32,
+            "preset": "fast94", "model": "resnet18", "with_amp": None, "threads": 1, "dataset": "digits", "batch_size": 32,
             "max_train_samples": 512, "num_epochs": 4, "learning_rate": 0.05, "num_warmup_epochs": 1, "with_tensorboard": False,
             "output_path": str(tmp_path),
         })  # fmt: skip
