@@ -100,8 +100,11 @@ def create_supervised_trainer(
         with nullcontext() if last else _no_sync(model):
             with _autocast(target, dtype):
                 y_pred = model(x)
-                # with no sample the mean is nan, but the backward pass must meet those of the other ranks
-                loss = loss_fn(y_pred, y) * weight if weight else y_pred.sum()
+                if loader is None:
+                    loss = loss_fn(y_pred, y)
+                else:
+                    # with no sample the mean is nan, but the backward pass must meet those of the other ranks
+                    loss = loss_fn(y_pred, y) * weight if weight else y_pred.sum()
             part = loss if size == 1 else loss / size
             (part if scaler is None else scaler.scale(part)).backward()
         if last:
@@ -114,8 +117,11 @@ def create_supervised_trainer(
         return output_transform(x, y, y_pred, loss)
 
     def guarded_step(engine: Engine, batch: Any) -> Any:
-        with context.current().translated("the all-reduce of the gradients"):
+        try:
             return step(engine, batch)
+        except RuntimeError:  # entered only now, as every step would pay for it
+            with context.current().translated("the all-reduce of the gradients"):
+                raise
 
     trainer = Engine(guarded_step)
     trainer.state.scaler = scaler

@@ -121,6 +121,8 @@ class EarlyStopping:
 def _not_finite(value: Any) -> bool | Tensor:
     """Whether there is a NaN or an infinity in it: a bool, or a 0-d tensor on the device."""
     if isinstance(value, Tensor):
+        if not (value.is_floating_point() or value.is_complex()):
+            return False  # class indices
         return ~torch.isfinite(value.detach()).all()
     if isinstance(value, float):
         return not math.isfinite(value)
