@@ -12,7 +12,7 @@ UNKNOWN := $(filter-out $(VARIABLES) HOROVOD_%,$(GIVEN))
 $(if $(UNKNOWN),$(error unknown variable $(UNKNOWN): there are $(VARIABLES)))
 
 .DEFAULT_GOAL := help
-.PHONY: image image-twice image-report test-images sbom manifests help run doctor matrix report compare test conformance faults equivalence reproduce data tensorboard env lint lint-sbatch format lock clean
+.PHONY: bench image image-twice image-report test-images sbom manifests help run doctor matrix report compare test conformance faults equivalence reproduce data tensorboard env lint lint-sbatch format lock clean
 
 help: ## This text
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F '\t' '{ printf "make %-12s %s\n", $$1, $$2 }'
@@ -28,6 +28,9 @@ matrix: ## The comparison matrix: PRESET=smoke, cpu, gpu, cluster; ARGS="--resum
 
 report: ## What a matrix run says, in HTML and Markdown: RUN=output-matrix/... (default: the newest)
 	@exec docker/with.sh gloo -- python -m experiments report $${RUN:+"$$RUN"} $(value ARGS)
+
+bench: ## Speed beside the peers, as ratios: ARGS="--data_path=<folder of images> --only=engine"; docs/performance.md
+	@exec docker/with.sh horovod peer -- python -m benchmarks run $(value ARGS)
 
 compare: ## What changed between two matrix runs; fails on a regression: A=... B=...
 	@exec docker/with.sh gloo -- python -m experiments compare "$${A:?give A=<run>}" "$${B:?give B=<run>}" $(value ARGS)

@@ -1,0 +1,112 @@
+"""docs/performance.md, and the same tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import StringIO
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.results import Result, ResultError, Row
+from experiments.report.values import digits
+from experiments.statistics import Estimate
+
+PAGE = Path("docs/performance.md")
+_COLUMNS = ("what", "ours", "the other", "ours / other", "target", "n")
+
+
+def terminal(result: Result) -> str:
+    """One result as a table."""
+    table = Table(title=result.title, title_justify="left", box=box.SIMPLE)
+    for place, column in enumerate(_COLUMNS):
+        table.add_column(column, justify="left" if place in (0, 4) else "right", overflow="fold")
+    for row in result.rows:
+        table.add_row(*_fields(row))
+    console = Console(file=StringIO(), width=140)
+    console.print(table)
+    return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
+
+
+def markdown(found: Sequence[Result]) -> str:
+    """The page.
+
+    Raises:
+        ResultError: a trial (`--quick`), or results of several machines or revisions.
+    """
+    for result in found:
+        if result.quick:
+            raise ResultError(
+                f"{result.name} is a trial (--quick), which decides nothing: measure it without"
+            )
+    hosts = {(r.machine["host"]["processor"], r.machine["host"]["cores"]) for r in found}
+    revisions = {r.machine["git"]["revision"] for r in found}
+    if len(hosts) > 1 or len(revisions) > 1:
+        raise ResultError(
+            "the results are of several machines or revisions of the code: measure all of them on one"
+        )
+    ((processor, cores),) = hosts
+    versions = found[0].machine["versions"]
+    dates = sorted({f"{r.date:%Y-%m-%d}" for r in found})
+    decided = [row for r in found for row in r.rows if row.verdict]
+    met = sum(row.verdict == "met" for row in decided)
+    missed = [
+        f"{r.name}: {row.name} ({row.verdict})"
+        for r in found
+        for row in r.rows
+        if row.verdict in ("missed", "not decided")
+    ]
+    parts = [
+        "# Performance",
+        "Written by `python -m benchmarks report --write` from what `make bench` measured. Ratios count: both sides took turns on "
+        "the same machine in the same run, so that they hold where the numbers beside them do not. Intervals are of 95 %, "
+        "bootstrapped over starts and samples, and widened to Welch's where there are several starts "
+        "(`experiments/statistics.py`); a target is met, or missed, when the whole interval says so.",
+        f"Measured on {', '.join(dates)}: {processor}, {cores} cores, no GPU; Python {versions['python']}, torch {versions['torch']}. "
+        f"**{met} of {len(decided)} targets are met.**"
+        + (f" Not met: {'; '.join(missed)}." if missed else ""),
+    ]
+    for result in found:
+        parts += [f"## {result.title}", result.text, _table(result.rows)]
+        commands = list(dict.fromkeys(row.command for row in result.rows if row.command))
+        again = f'`make bench ARGS="--only={result.name}"`'
+        parts.append(f"Again: {again}." + "".join(f"\n- `{command}`" for command in commands))
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(rows: Sequence[Row]) -> str:
+    lines = [list(_COLUMNS), ["---", "---:", "---:", "---:", "---", "---:"]]
+    lines += [_fields(row) for row in rows]
+    return "\n".join(
+        f"| {' | '.join(field.replace('|', chr(92) + '|') for field in line)} |" for line in lines
+    )
+
+
+def _fields(row: Row) -> list[str]:
+    ratio, other = row.ratio, row.other
+    n = row.estimate
+    return [
+        row.name,
+        f"{_number(n, row.unit)} ({row.what})",
+        "" if other is None else f"{_number(other, row.unit)} ({row.than})",
+        "" if ratio is None else f"{digits(ratio.value)} [{digits(ratio.low)}, {digits(ratio.high)}]",
+        _target(row),
+        f"{n.steps:,} / {n.repeats}",
+    ]
+
+
+def _number(found: Estimate, unit: str) -> str:
+    return f"{digits(found.value)} {unit}"
+
+
+def _target(row: Row) -> str:
+    bound = (
+        f">= {row.at_least:g}"
+        if row.at_least is not None
+        else f"<= {row.at_most:g}"
+        if row.at_most is not None
+        else ""
+    )
+    return f"{bound}: {row.verdict}" if bound else ""
