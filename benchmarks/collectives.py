@@ -70,6 +70,7 @@ def _rows(backend: str, starts: list[dict[str, dict[str, list[float]]]]) -> list
             what="idist",
             than=_LIBRARIES[backend],
             at_most=_target(case),
+            turns=True,
             command=shown(
                 _LAUNCHERS[backend], _PROCESSES, "-m", _PROGRAM, f"--backend={backend}", "--output=<folder>"
             ),

@@ -41,14 +41,14 @@ def measure(bench: Bench) -> list[Row]:
         rows.append(
             Row(
                 name="empty step, no handlers: an iteration",
-                unit="us", ours=_side(found, "engine"), theirs=_side(found, "ignite"), what="engine", than="pytorch-ignite",
+                unit="us", ours=_side(found, "engine"), theirs=_side(found, "ignite"), turns=True, what="engine", than="pytorch-ignite",
                 at_most=1.0, command=command,
             )
         )  # fmt: skip
     rows.append(
         Row(
             name="a step of a small perceptron",
-            unit="us", ours=_side(found, "supervised"), theirs=_side(found, "by_hand"), what="supervised trainer",
+            unit="us", ours=_side(found, "supervised"), theirs=_side(found, "by_hand"), turns=True, what="supervised trainer",
             than="written by hand", at_most=1.1, command=command,
         )
     )  # fmt: skip
@@ -56,7 +56,7 @@ def measure(bench: Bench) -> list[Row]:
         rows.append(
             Row(
                 name="a step of a small perceptron, both trainers",
-                unit="us", ours=_side(found, "supervised"), theirs=_side(found, "ignite_supervised"),
+                unit="us", ours=_side(found, "supervised"), theirs=_side(found, "ignite_supervised"), turns=True,
                 what="supervised trainer", than="pytorch-ignite", at_most=1.0, command=command,
             )
         )  # fmt: skip

@@ -34,7 +34,7 @@ def markdown(found: Sequence[Result]) -> str:
     """The page.
 
     Raises:
-        ResultError: a trial (`--quick`), or results of several machines or revisions.
+        ResultError: a trial (`--quick`), or results of several machines.
     """
     for result in found:
         if result.quick:
@@ -42,37 +42,37 @@ def markdown(found: Sequence[Result]) -> str:
                 f"{result.name} is a trial (--quick), which decides nothing: measure it without"
             )
     hosts = {(r.machine["host"]["processor"], r.machine["host"]["cores"]) for r in found}
-    revisions = {r.machine["git"]["revision"] for r in found}
-    if len(hosts) > 1 or len(revisions) > 1:
-        raise ResultError(
-            "the results are of several machines or revisions of the code: measure all of them on one"
-        )
+    if len(hosts) > 1:
+        raise ResultError("the results are of several machines: measure all of them on one")
     ((processor, cores),) = hosts
     versions = found[0].machine["versions"]
     dates = sorted({f"{r.date:%Y-%m-%d}" for r in found})
     decided = [row for r in found for row in r.rows if row.verdict]
     met = sum(row.verdict == "met" for row in decided)
     missed = [
-        f"{r.name}: {row.name} ({row.verdict})"
-        for r in found
-        for row in r.rows
-        if row.verdict in ("missed", "not decided")
+        f"{row.name}, {row.what}{' beside ' + row.than if row.than else ''}"
+        for row in decided
+        if row.verdict == "missed"
     ]
+    open_ = sum(row.verdict == "not decided" for row in decided)
     parts = [
         "# Performance",
         "Written by `python -m benchmarks report --write` from what `make bench` measured. Ratios count: both sides took turns on "
         "the same machine in the same run, so that they hold where the numbers beside them do not. Intervals are of 95 %, "
-        "bootstrapped over starts and samples, and widened to Welch's where there are several starts "
+        "bootstrapped over starts and samples, and widened to Welch's or Student's where there are several starts; where blocks of "
+        "both sides took turns within a start, it is their quotients that count "
         "(`experiments/statistics.py`); a target is met, or missed, when the whole interval says so.",
         f"Measured on {', '.join(dates)}: {processor}, {cores} cores, no GPU; Python {versions['python']}, torch {versions['torch']}. "
         f"**{met} of {len(decided)} targets are met.**"
-        + (f" Not met: {'; '.join(missed)}." if missed else ""),
+        + (f" Missed: {'; '.join(missed)}." if missed else "")
+        + (f" Of {open_} the interval holds both sides of the target: not decided." if open_ else ""),
     ]
     for result in found:
         parts += [f"## {result.title}", result.text, _table(result.rows)]
         commands = list(dict.fromkeys(row.command for row in result.rows if row.command))
-        again = f'`make bench ARGS="--only={result.name}"`'
-        parts.append(f"Again: {again}." + "".join(f"\n- `{command}`" for command in commands))
+        code = f"{result.machine['git']['revision'][:9]}{' with changes' if result.machine['git']['dirty'] else ''}"
+        again = f"{result.date:%Y-%m-%d %H:%M} UTC, revision {code}; again with `make bench ARGS=--only={result.name}`, or alone:"
+        parts.append("\n".join([again, "", *(f"- `{command}`" for command in commands)]))
     return "\n\n".join(parts) + "\n"
 
 

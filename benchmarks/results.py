@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from experiments.records import Part, write_atomically
-from experiments.statistics import Estimate, estimate, ratio
+from experiments.statistics import Estimate, estimate, ratio, ratio_of_turns
 
 SCHEMA: Literal[1] = 1
 Samples = list[list[float]]
@@ -39,6 +39,10 @@ class Row(Part):
     at_most: float | None = Field(
         default=None, description="target of ours / theirs, or of ours where there is no other"
     )
+    turns: bool = Field(
+        default=False,
+        description="sample i of a start was measured right beside sample i of the other side: their quotients count",
+    )
     command: str = Field(default="", description="makes the number alone, from the root of the clone")
 
     @property
@@ -54,7 +58,9 @@ class Row(Part):
     @property
     def ratio(self) -> Estimate | None:
         """Ours by theirs, with an interval."""
-        return None if self.theirs is None else ratio(self.ours, self.theirs)
+        if self.theirs is None:
+            return None
+        return (ratio_of_turns if self.turns else ratio)(self.ours, self.theirs)
 
     @property
     def verdict(self) -> Literal["met", "missed", "not decided", ""]:

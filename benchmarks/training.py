@@ -46,7 +46,7 @@ TEXT = (
     "by much; the row shows that they are of one kind, not which is better. "
     "The time from command to end holds start-up, training, evaluation of the test images, checkpoints and TensorBoard (plain PyTorch: checkpoint only). "
     "Bare steps are what the arithmetic allows: two processes with a thread each take steps on batches in their memory, with the trainer's "
-    "memory layout and optimizer, without loader or communication; no side can be faster than that in fp32. Where the processor has units for "
+    "memory layout and optimizer, without loader or communication; no side can be faster than that in fp32, and a peer that reaches the share s of it leaves no more than 1 / s to gain. Where the processor has units for "
     "bf16, the trainer runs with `--with_amp=bf16` as well. "
     "pytorch-ignite's example evaluates all training images as well; those seconds are taken off its time, and shown in a row of their own."
 )  # fmt: skip

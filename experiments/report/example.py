@@ -80,7 +80,7 @@ def _section(run: Run, found: Content) -> str:
     host = scene.fast[0].records[0].host
     presets = sorted({record.preset for group in scene.fast for record in group.records})
     return (
-        f"{scene.title[0].upper()}{scene.title[1:]}; {host.processor}, {host.cores} cores; {date}. Medians with an interval "
-        f"of 95 %. `python -m experiments run --preset={' --preset='.join(presets)}`, then `make report`; commands, claims and "
+        f"{scene.title[0].upper()}{scene.title[1:]}, on {host.processor} with {host.cores} cores, {date[:10]}. Medians with "
+        f"intervals of 95 %. `python -m experiments run --preset={' --preset='.join(presets)}`, then `make report`; commands, claims and "
         f"curves: [{FOLDER}/report.md]({FOLDER}/report.md).\n\n{page.markdown_table(table)}\n\n![{plot.text}]({FOLDER}/{PLOT})"
     )

@@ -13,9 +13,13 @@ STEPS = 1438 // 64
 
 @pytest.mark.slow
 def test_rows_of_a_trial(tmp_path):
-    (row,) = benchmark.measure(Bench(folder=tmp_path, repeats=1, quick=True))
+    blocks, row = benchmark.measure(Bench(folder=tmp_path, repeats=1, quick=True))
     assert (row.unit, row.what, row.than) == ("steps/s", "idist", "torch.distributed")
-    assert row.at_least == 0.99
+    assert (blocks.at_least, row.at_least) == (0.99, None)
+    assert blocks.turns and [len(start) for start in blocks.ours] == [2] == [
+        len(start) for start in blocks.theirs
+    ]
+    assert all(value > 0 for side in (blocks.ours, blocks.theirs) for value in side[0])
     for side in (row.ours, row.theirs):
         assert [len(start) for start in side] == [STEPS - 10]
         assert all(math.isfinite(value) and value > 0 for value in side[0])

@@ -113,7 +113,7 @@ def test_the_page_counts_targets_and_names_what_is_not_met():
         row(name="unclear", ours=[[1.0], [3.0]], at_most=2.0),
     ]
     page = report.markdown([result(rows=rows), result(name="growth", title="Growth", rows=[row()])])
-    assert "**1 of 3 targets are met.** Not met: engine: slow (missed); engine: unclear (not decided)" in page
+    assert "**1 of 3 targets are met.** Missed: slow, ours. Of 1 the interval" in page
     assert page.index("## The loop") < page.index("## Growth")
     assert r"| a \| b | 2.00 s (ours) | 1.00 s () | 2.00 [2.00, 2.00] | <= 2: met | 4 / 2 |" in page
     widths = {line.replace(r"\|", "").count("|") for line in page.splitlines() if line.startswith("|")}
@@ -131,12 +131,17 @@ def test_the_terminal_shows_the_same_fields():
     [
         ({"quick": True}, "growth is a trial"),
         ({"machine": {**MACHINE, "host": {"processor": "another", "cores": 2}}}, "several machines"),
-        ({"machine": {**MACHINE, "git": {"revision": "def"}}}, "several machines or revisions"),
     ],
 )
 def test_no_page_of_trials_or_of_mixed_results(other, said):
     with pytest.raises(ResultError, match=said):
         report.markdown([result(), result(name="growth", **other)])
+
+
+def test_each_result_tells_its_revision():
+    changed = {**MACHINE, "git": {"revision": "def", "dirty": True}}
+    page = report.markdown([result(), result(name="growth", machine=changed)])
+    assert "revision abc; again" in page and "revision def with changes; again" in page
 
 
 # ---- command line

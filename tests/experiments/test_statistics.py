@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from experiments import statistics
-from experiments.statistics import Estimate, differs, estimate, is_one, ratio, together
+from experiments.statistics import Estimate, differs, estimate, is_one, ratio, ratio_of_turns, together
 from tests.experiments import made
 
 
@@ -97,6 +97,22 @@ def test_one_pair_together_is_welch() -> None:
     assert (found.low, found.high) == pytest.approx((np.exp(low), np.exp(high)))
     with pytest.raises(ValueError, match="two starts or more"):
         together([(estimate([[1.0]]), theirs)])
+
+
+def test_quotients_of_turns_do_not_see_what_drifts() -> None:
+    random = np.random.default_rng(0)
+    held, widths = [], []
+    for _ in range(200):
+        drift = np.exp(np.cumsum(random.normal(size=(3, 20)) * 0.2, axis=1))
+        noise = [np.exp(random.normal(size=(3, 20)) * 0.02) for _ in range(2)]
+        ours, theirs = (1.05 * drift * noise[0]).tolist(), (drift * noise[1]).tolist()
+        found = ratio_of_turns(ours, theirs)
+        held.append(found.low <= 1.05 <= found.high)
+        widths.append((found.high - found.low) / (ratio(ours, theirs).high - ratio(ours, theirs).low))
+    assert np.mean(held) >= 0.93
+    assert np.median(widths) < 0.2
+    with pytest.raises(ValueError):
+        ratio_of_turns([[1.0, 2.0]], [[1.0]])
 
 
 def test_repeats_of_different_lengths() -> None:
