@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from benchmarks.results import Row
-from benchmarks.starting import TRAINER, Bench, alternating, shown
+from benchmarks.starting import TRAINER, Bench, shown
+from benchmarks.turns import alternating
 from reference.cifar10 import datasets, per_sample
 from reference.cifar10.data import ImageArray, training_batch
 

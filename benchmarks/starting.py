@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -94,7 +94,7 @@ class Bench:
             "--grace=10", "--", f"launchers/{launcher}.sh", *program,
         ]  # fmt: skip
         variables = {**os.environ, "NP": str(processes), **(env or {})}
-        begin, clock = time.time(), time.perf_counter()
+        begin = time.perf_counter()
         done = subprocess.run(
             command,
             cwd=ROOT,
@@ -104,25 +104,18 @@ class Bench:
             text=True,
             check=False,
         )
-        seconds = time.perf_counter() - clock
+        seconds = time.perf_counter() - begin
         (folder / "output.log").write_text(done.stdout, encoding="utf-8")
         if done.returncode:
             tail = "\n".join(done.stdout.splitlines()[-15:])
             raise ResultError(f"{' '.join(command[7:])} failed with {done.returncode}: {tail}")
-        return Start(folder=folder, begin=begin, seconds=seconds)
+        return Start(folder=folder, seconds=seconds)
 
-    def train(
-        self,
-        processes: int,
-        *options: str,
-        launcher: str = "torchrun",
-        timeout: float = 900.0,
-        name: str = "trainer",
-    ) -> Start:
-        """`start` the CIFAR-10 trainer, with one thread a process and without TensorBoard; `Start.result` is what it measured."""
-        folder = self.new_folder(f"{name}-runs")
+    def train(self, processes: int, *options: str) -> Start:
+        """`start` the CIFAR-10 trainer under torchrun, with one thread a process; `Start.result` is what it measured."""
+        folder = self.new_folder("trainer-runs")
         program = [*TRAINER, f"--output_path={folder}", *options]
-        started = self.start(launcher, processes, *program, timeout=timeout, name=name)
+        started = self.start("torchrun", processes, *program, name="trainer")
         (path,) = folder.glob("*/result.json")
         return dataclasses.replace(started, result=json.loads(path.read_text(encoding="utf-8")))
 
@@ -133,13 +126,11 @@ class Start:
 
     Args:
         folder: its own, with `logs/result.json` of the supervisor.
-        begin: when its launcher was started, in seconds since 1970.
-        seconds: from there to the end of its last process.
+        seconds: from the start of its launcher to the end of its last process.
         result: of the trainer, its result.json.
     """
 
     folder: Path
-    begin: float
     seconds: float
     result: dict[str, Any] = field(default_factory=dict)
 
@@ -156,9 +147,3 @@ def shown(launcher: str, processes: int, *program: str) -> str:
     """The command of `Bench.start`, for people: on their machine the data are elsewhere."""
     words = ["--data_path=data" if word.startswith("--data_path=") else word for word in program]
     return " ".join([f"NP={processes}", f"launchers/{launcher}.sh", *words])
-
-
-def alternating(blocks: int, sides: Sequence[str]) -> Iterator[str]:
-    """The order of blocks within one process: a b, b a, a b, ..."""
-    for block in range(blocks):
-        yield from sides if block % 2 == 0 else reversed(sides)

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
 import reference.idist as idist
 from benchmarks.on_gpu.rows import Rows, arguments
+from benchmarks.turns import alternating
+from benchmarks.worlds import raw
 
 SIZES = {"4 KiB": 2**10, "1 MiB": 2**18, "64 MiB": 2**24}  # float32 values
 
@@ -27,19 +27,17 @@ def main() -> None:
         x = torch.randn(count, device=idist.device())
         calls = 3 if given.quick else 100 if count < 2**20 else 30
         for name, ours, theirs in (
-            ("all_reduce", lambda x=x: idist.all_reduce(x), lambda x=x: _all_reduce(x)),
-            ("all_gather", lambda x=x: idist.all_gather(x), lambda x=x: _all_gather(x)),
-            ("broadcast", lambda x=x: idist.broadcast(x, src=0), lambda x=x: _broadcast(x)),
+            ("all_reduce", lambda x=x: idist.all_reduce(x), lambda x=x: raw.all_reduce(x)),
+            ("all_gather", lambda x=x: idist.all_gather(x), lambda x=x: raw.all_gather(x)),
+            ("broadcast", lambda x=x: idist.broadcast(x, src=0), lambda x=x: raw.broadcast(x)),
         ):
             a, b = torch.as_tensor(ours()), theirs()
             same = torch.equal(a.reshape(-1), b.reshape(-1))
             seconds: dict[str, list[float]] = {"ours": [], "theirs": []}
-            for turn in range(4):
-                order = ("ours", "theirs") if turn % 2 == 0 else ("theirs", "ours")
-                for side in order:
-                    seconds[side] += _timed(ours if side == "ours" else theirs, calls, given.device)
-            mine, raw = (statistics.median(seconds[side]) * 1e6 for side in ("ours", "theirs"))
-            note = f"torch.distributed: {raw:,.1f} us; out of place as idist's is"
+            for side in alternating(4, tuple(seconds)):
+                seconds[side] += _timed(ours if side == "ours" else theirs, calls, given.device)
+            mine, other = (statistics.median(seconds[side]) * 1e6 for side in ("ours", "theirs"))
+            note = f"torch.distributed: {other:,.1f} us; out of place as idist's is"
             rows.add(
                 f"{name}, {title}",
                 f"{mine:,.1f} us",
@@ -59,24 +57,6 @@ def _timed(call: Callable[[], Any], calls: int, device: str) -> list[float]:
             torch.cuda.synchronize()
         found.append(time.perf_counter() - begin)
     return found
-
-
-def _all_reduce(x: Tensor) -> Tensor:
-    result = x.clone()
-    dist.all_reduce(result)
-    return result
-
-
-def _all_gather(x: Tensor) -> Tensor:
-    parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, x)
-    return torch.cat(parts)
-
-
-def _broadcast(x: Tensor) -> Tensor:
-    result = x.clone()
-    dist.broadcast(result, src=0)
-    return result
 
 
 if __name__ == "__main__":

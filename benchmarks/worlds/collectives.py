@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import reference.idist as idist
-from benchmarks.starting import alternating
+from benchmarks.turns import alternating
+from benchmarks.worlds import raw
 from benchmarks.worlds.sizes import SIZES
 from reference.cifar10.rundir import write_json
 
@@ -33,8 +34,6 @@ HOROVOD_SIZES = ("8 B", "1 MiB", "16 MiB")
 _CALLS = {8: 150, 2**12: 100, 2**20: 20, 2**24: 2, 2**26: 1}
 _FEW = 100
 _NAME = "benchmark"  # without one, Horovod negotiates every call anew; idist gives one too
-# all_gather_into_tensor until torch 2.13
-_all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,9 +121,9 @@ def gloo_cases(sizes: Sequence[str]) -> Iterator[Case]:
     for name in sizes:
         x = tensor(SIZES[name])
         calls = _CALLS[SIZES[name]]
-        yield _case(f"all_reduce, {name}", calls, idist.all_reduce, _all_reduce, x)
-        yield _case(f"all_gather, {name}", calls, idist.all_gather, _all_gather, x)
-        yield _case(f"broadcast, {name}", calls, idist.broadcast, _broadcast, x)
+        yield _case(f"all_reduce, {name}", calls, idist.all_reduce, raw.all_reduce, x)
+        yield _case(f"all_gather, {name}", calls, idist.all_gather, raw.all_gather, x)
+        yield _case(f"broadcast, {name}", calls, idist.broadcast, raw.broadcast, x)
     rank = idist.get_rank()
     yield _case("all_reduce of a number", _FEW, idist.all_reduce, _number, rank + 0.5)
     for name in TEXTS:
@@ -134,24 +133,6 @@ def gloo_cases(sizes: Sequence[str]) -> Iterator[Case]:
     facts = {"rank": rank, "host": "node", "losses": [0.5] * 10, "versions": {"torch": "2"}}
     yield _case("all_gather of dictionaries", _FEW, idist.all_gather, _objects, facts)
     yield _case("barrier", _FEW, idist.barrier, dist.barrier)
-
-
-def _all_reduce(x: Tensor) -> Tensor:
-    result = x.clone()
-    dist.all_reduce(result)
-    return result
-
-
-def _all_gather(x: Tensor) -> Tensor:
-    result = x.new_empty(dist.get_world_size() * len(x))
-    _all_gather_single(result, x)
-    return result
-
-
-def _broadcast(x: Tensor) -> Tensor:
-    result = x.clone()
-    dist.broadcast(result, 0)
-    return result
 
 
 def _number(value: float) -> float:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.starting import alternating
+from benchmarks.turns import alternating
 from reference.cifar10 import model
 
 SIDES = ("with", "without")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import reference.engine as engine
-from benchmarks.starting import alternating
+from benchmarks.turns import alternating
 from benchmarks.worlds import training_handlers
 from reference.cifar10.rundir import write_json
 

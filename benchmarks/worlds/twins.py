@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 import reference.idist as idist
-from benchmarks.starting import alternating
+from benchmarks.turns import alternating
 from reference.cifar10 import datasets
 from reference.cifar10.data import Batch, as_it_is, training_batch
 from reference.cifar10.rundir import write_json

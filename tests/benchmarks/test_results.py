@@ -9,7 +9,8 @@ from benchmarks import __main__ as command
 from benchmarks import report, results
 from benchmarks.catalogue import NAMES
 from benchmarks.results import Result, ResultError, Row
-from benchmarks.starting import Bench, alternating
+from benchmarks.starting import Bench
+from benchmarks.turns import alternating
 
 MACHINE = {
     "host": {"processor": "made", "cores": 2},
