@@ -78,7 +78,7 @@ env: ## Make an environment without running anything: BACKEND=horovod, xla-tpu
 	@exec docker/with.sh "$${BACKEND:-gloo}" -- python --version
 
 lint: ## Style, types and shell scripts
-	@exec docker/with.sh gloo dev -- .ci/lint
+	@exec docker/with.sh gloo dev peer -- .ci/lint
 
 lint-sbatch: ## Mistakes in Slurm batch scripts that sbatch takes in silence: ARGS=FILE
 	@exec "$${PYTHON:-python3}" launchers/lint_sbatch.py $(value ARGS)
