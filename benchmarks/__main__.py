@@ -25,7 +25,7 @@ from benchmarks import results
 from benchmarks.catalogue import NAMES, chosen, module_of
 from benchmarks.results import Result, ResultError
 from benchmarks.starting import ROOT, Bench
-from experiments.records import write_atomically
+from reference.files import write_atomically
 
 HOME = Path("output-benchmarks")
 

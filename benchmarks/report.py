@@ -13,20 +13,22 @@ from rich.table import Table
 from benchmarks.results import Result, ResultError, Row
 from experiments.report.values import digits
 from experiments.statistics import Estimate
+from reference.markdown import table
 
 PAGE = Path("docs/performance.md")
 _COLUMNS = ("what", "ours", "the other", "ours / other", "target", "n")
+_NUMBERS = {"ours", "the other", "ours / other", "n"}
 
 
 def terminal(result: Result) -> str:
     """One result as a table."""
-    table = Table(title=result.title, title_justify="left", box=box.SIMPLE)
-    for place, column in enumerate(_COLUMNS):
-        table.add_column(column, justify="left" if place in (0, 4) else "right", overflow="fold")
+    shown = Table(title=result.title, title_justify="left", box=box.SIMPLE)
+    for column in _COLUMNS:
+        shown.add_column(column, justify="right" if column in _NUMBERS else "left", overflow="fold")
     for row in result.rows:
-        table.add_row(*_fields(row))
+        shown.add_row(*_fields(row))
     console = Console(file=StringIO(), width=140)
-    console.print(table)
+    console.print(shown)
     return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
 
 
@@ -77,11 +79,7 @@ def markdown(found: Sequence[Result]) -> str:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    lines = [list(_COLUMNS), ["---", "---:", "---:", "---:", "---", "---:"]]
-    lines += [_fields(row) for row in rows]
-    return "\n".join(
-        f"| {' | '.join(field.replace('|', chr(92) + '|') for field in line)} |" for line in lines
-    )
+    return table(_COLUMNS, [_fields(row) for row in rows], right=_NUMBERS)
 
 
 def _fields(row: Row) -> list[str]:

@@ -13,8 +13,9 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from experiments.records import Part, write_atomically
+from experiments.records import Part
 from experiments.statistics import Estimate, estimate, ratio, ratio_of_turns
+from reference.files import write_atomically
 
 SCHEMA: Literal[1] = 1
 Samples = list[list[float]]

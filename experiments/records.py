@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from reference.files import write_atomically
 
 SCHEMA: Literal[1] = 1
 RECORD = "record.json"
@@ -238,16 +239,6 @@ class Record(Part):
         if self.state == "ok" and self.measured is None:
             raise ValueError("state is ok, but nothing was measured")
         return self
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file that is either complete or not there, also after a crash."""
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    with unfinished.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)
 
 
 def write_record(folder: Path, record: Record) -> None:

@@ -25,11 +25,11 @@ from experiments.records import (
     Times,
     read_measured,
     read_record,
-    write_atomically,
     write_record,
 )
 from experiments.rules import IMAGE_RECORD, Machine
 from experiments.supervise import Job, supervise
+from reference.files import write_atomically
 
 HOME = Path("output-matrix")
 PLAN = "plan.json"

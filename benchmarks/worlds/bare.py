@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.worlds.compute import PLAIN, step_of
-from reference.cifar10.rundir import write_json
+from reference.files import write_json
 
 
 def main() -> None:

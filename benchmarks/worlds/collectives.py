@@ -25,7 +25,7 @@ import reference.idist as idist
 from benchmarks.turns import alternating
 from benchmarks.worlds import raw
 from benchmarks.worlds.sizes import SIZES
-from reference.cifar10.rundir import write_json
+from reference.files import write_json
 
 QUICK_SIZES = ("8 B", "4 KiB", "1 MiB")
 TEXTS = ("8 B", "4 KiB", "1 MiB")

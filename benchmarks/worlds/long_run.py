@@ -16,8 +16,8 @@ import psutil
 import torch
 
 from benchmarks.worlds import training_handlers
-from reference.cifar10.rundir import write_json
 from reference.engine import Events
+from reference.files import write_json
 
 EPOCHS = 20
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import reference.engine as engine
 from benchmarks.turns import alternating
 from benchmarks.worlds import training_handlers
-from reference.cifar10.rundir import write_json
+from reference.files import write_json
 
 BATCH, FEATURES, HIDDEN, CLASSES = 64, 64, 256, 10
 Batch = tuple[Tensor, Tensor]

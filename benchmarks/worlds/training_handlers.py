@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from reference.cifar10.config import Config
 from reference.cifar10.outcome import Outcome
 from reference.cifar10.parts import create_trainer, get_criterion, get_lr_scheduler, get_optimizer
-from reference.cifar10.reporting import IterationLog, Loggers, SignsOfLife, logged_iterations, make_logger
+from reference.cifar10.reporting import make_logger, report
 from reference.cifar10.resuming import RandomState, RunIdentity
 from reference.cifar10.rundir import RunDirectory
 from reference.cifar10.stopping import StopRequest
@@ -69,12 +69,7 @@ def trainer(folder: Path, iterations: int) -> Iterator[Engine]:
     outcome = Outcome(config, run, time.time())
     throughput.attach(engine, "throughput")
     engine.add_event_handler(Events.ITERATION_COMPLETED, outcome.iteration_completed)
-    logged = logged_iterations(config.log_every_iters, iterations)
-    iteration_log = IterationLog(logger, optimizer, BATCH)
-    engine.add_event_handler(Events.EPOCH_STARTED, iteration_log.start)
-    engine.add_event_handler(logged, iteration_log)
-    loggers = Loggers(config, run)
-    loggers.attach(engine, logged, {})
+    loggers = report(engine, config, run, logger, optimizer, {}, iterations)
     to_save: dict[str, Any] = {
         "run": RunIdentity(config, "none", logger),
         "trainer": engine,
@@ -85,7 +80,6 @@ def trainer(folder: Path, iterations: int) -> Iterator[Engine]:
         **running,
     }
     save_checkpoints(config, run, to_save, None, Engine(lambda engine, batch: None, evaluation=True))
-    SignsOfLife(engine, iterations)
     try:
         with StopRequest() as stop:
 

@@ -24,7 +24,7 @@ import reference.idist as idist
 from benchmarks.turns import alternating
 from reference.cifar10 import datasets
 from reference.cifar10.data import Batch, as_it_is, training_batch
-from reference.cifar10.rundir import write_json
+from reference.files import write_json
 from reference.programs.common import Options, Task
 
 SIDES = ("idist", "by_hand")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from experiments.records import RecordError, write_atomically
+from experiments.records import RecordError
 from experiments.report import page
 from experiments.report.content import Content, content
 from experiments.report.groups import Run, read
 from experiments.report.values import COUNT, LAYOUT, Table
 from experiments.rules import ROOT
+from reference.files import write_atomically
 
 FOLDER = Path("docs/example-report")
 PLOT = "throughput.svg"

@@ -10,10 +10,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from experiments.records import write_atomically
 from experiments.report.content import Content, content
 from experiments.report.groups import Group, read
 from experiments.report.values import Table
+from reference.files import write_atomically
+from reference.markdown import table as table_in_markdown
 
 HTML, MARKDOWN = "report.html", "report.md"
 _TEMPLATES = Path(__file__).with_name("templates")
@@ -53,9 +54,7 @@ def markdown(found: Content) -> str:
 
 def markdown_table(table: Table) -> str:
     """A table in Markdown."""
-    lines = [table.columns, ["---"] * len(table.columns)]
-    lines += [[value.plain.replace("|", "\\|") for value in row] for row in table.rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return table_in_markdown(table.columns, [[value.plain for value in row] for row in table.rows])
 
 
 def linked(text: str) -> Markup:

@@ -140,6 +140,38 @@ class SignsOfLife:
             )
 
 
+def report(
+    trainer: Engine,
+    config: Config,
+    run: RunDirectory,
+    logger: logging.Logger,
+    optimizer: Optimizer,
+    evaluators: Mapping[str, Engine],
+    total: int,
+) -> Loggers:
+    """Make a run say how it goes: log lines, scalars, and signs of life for a supervisor.
+
+    Args:
+        evaluators: the engines that evaluate, by the names under which their metrics appear.
+        total: iterations of the whole run.
+
+    Returns:
+        What must be closed when the run is over.
+    """
+    iterations = None
+    if config.log_every_iters:
+        iterations = logged_iterations(config.log_every_iters, total)
+        iteration_log = IterationLog(logger, optimizer, config.batch_size)
+        trainer.add_event_handler(Events.EPOCH_STARTED, iteration_log.start)
+        trainer.add_event_handler(iterations, iteration_log)
+    loggers = Loggers(config, run)
+    loggers.attach(trainer, iterations, evaluators)
+    signs = SignsOfLife(trainer, total)
+    for evaluator in evaluators.values():
+        evaluator.add_event_handler(Events.ITERATION_COMPLETED, signs)
+    return loggers
+
+
 def logged_iterations(every: int, total: int) -> EventChoice:
     """The first iteration, every `every`th one, and the last one (`total`)."""
     return Events.ITERATION_COMPLETED(lambda _, number: number % every == 0 or number in (1, total))

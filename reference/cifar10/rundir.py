@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import reference.idist as idist
 
@@ -90,14 +86,3 @@ def _make_new(root: Path, name: str) -> Path:
             number += 1
         else:
             return path
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a file that is either complete or not there, also after a crash."""
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    with unfinished.open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=2)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.replace(path)

@@ -30,18 +30,11 @@ from reference.cifar10.parts import (
     set_up_process,
     settle_gradient_buckets,
 )
-from reference.cifar10.reporting import (
-    IterationLog,
-    Loggers,
-    SignsOfLife,
-    log_basic_info,
-    log_metrics,
-    logged_iterations,
-    make_logger,
-)
-from reference.cifar10.rundir import RunDirectory, write_json
+from reference.cifar10.reporting import log_basic_info, log_metrics, make_logger, report
+from reference.cifar10.rundir import RunDirectory
 from reference.cifar10.stopping import StopRequest
 from reference.engine import Engine, Events
+from reference.files import write_json
 from reference.handlers import Checkpoint, ClearMLSaver, common, global_step_from_engine
 from reference.idist import progress
 from reference.metrics import Throughput
@@ -110,12 +103,9 @@ def train(config: Config, run: RunDirectory, outcome: Outcome, stop: StopRequest
 
     throughput.attach(trainer, "throughput")
     trainer.add_event_handler(Events.ITERATION_COMPLETED, outcome.iteration_completed)
-    iterations = None
-    if config.log_every_iters:
-        iterations = logged_iterations(config.log_every_iters, len(train_loader) * config.num_epochs)
-        iteration_log = IterationLog(logger, optimizer, config.batch_size)
-        trainer.add_event_handler(Events.EPOCH_STARTED, iteration_log.start)
-        trainer.add_event_handler(iterations, iteration_log)
+    engines = {name: evaluator.engine for name, evaluator in evaluators.items()}
+    total = len(train_loader) * config.num_epochs
+    loggers = report(trainer, config, run, logger, optimizer, engines, total)
     to_save = {
         "run": resuming.RunIdentity(config, images.checksum, logger),
         "trainer": trainer,
@@ -127,13 +117,7 @@ def train(config: Config, run: RunDirectory, outcome: Outcome, stop: StopRequest
     }
     if trainer.state.scaler is not None:
         to_save["scaler"] = trainer.state.scaler
-    loggers = Loggers(config, run)
-    loggers.attach(trainer, iterations, {name: evaluator.engine for name, evaluator in evaluators.items()})
-    save = save_checkpoints(config, run, to_save, train_loader, evaluators["val"].engine)
-
-    signs = SignsOfLife(trainer, len(train_loader) * config.num_epochs)
-    for evaluator in evaluators.values():
-        evaluator.engine.add_event_handler(Events.ITERATION_COMPLETED, signs)
+    save = save_checkpoints(config, run, to_save, train_loader, engines["val"])
 
     def run_validation() -> None:
         epoch, metrics = trainer.state.epoch, trainer.state.metrics

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from reference.cifar10.manifest import of_this_machine
-from reference.cifar10.rundir import write_json
+from reference.files import write_json
 from reference.programs.common.task import Task
 from reference.programs.common.world import World
 

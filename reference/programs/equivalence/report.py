@@ -6,12 +6,17 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from reference.markdown import table
 from reference.programs.equivalence import compare, training
 from reference.programs.equivalence.matrix import Cell, Section
 from reference.programs.equivalence.results import Row
 from reference.programs.equivalence.running import Outcome
 
 Sections = Sequence[tuple[Section, Sequence[Row]]]
+_COMPARED = (
+    "compared", "precision", "loss: absolute", "loss: relative", "parameters: absolute", "parameters: relative", "tolerance",
+    "verdict", "as expected",
+)  # fmt: skip
 _RESULT = {True: "yes", False: "**NO**", None: "not compared"}
 
 
@@ -104,11 +109,7 @@ def _what(outcomes: Mapping[Cell, Outcome]) -> str:
 
 
 def _table(rows: Sequence[Row]) -> str:
-    lines = [
-        "| compared | precision | loss: absolute | loss: relative | parameters: absolute | parameters: relative "
-        "| tolerance | verdict | as expected |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    lines = []
     for row in rows:
         found, limit = row.found, f"{compare.tolerance(row.precision):.1e}"
         if row.comparison.expected == compare.IDENTICAL:
@@ -129,9 +130,8 @@ def _table(rows: Sequence[Row]) -> str:
             ]
         )
         title = row.comparison.title
-        cells = [title, row.precision, *numbers, limit, row.verdict, _RESULT[row.passed]]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append([title, row.precision, *numbers, limit, row.verdict, _RESULT[row.passed]])
+    return table(_COMPARED, lines)
 
 
 def _number(value: float) -> str:
@@ -154,8 +154,8 @@ def _tolerance() -> str:
 
 
 def _cells(outcomes: Mapping[Cell, Outcome]) -> str:
-    lines = ["| cell | seconds | command |", "| --- | --- | --- |"]
-    for cell, outcome in outcomes.items():
-        seconds = "skipped" if outcome.skipped else f"{outcome.seconds:.0f}"
-        lines.append(f"| {cell.name} | {seconds} | `{cell.shown()}` |")
-    return "\n".join(lines)
+    lines = [
+        [cell.name, "skipped" if outcome.skipped else f"{outcome.seconds:.0f}", f"`{cell.shown()}`"]
+        for cell, outcome in outcomes.items()
+    ]
+    return table(("cell", "seconds", "command"), lines)
