@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -14,7 +15,7 @@ import torch
 from PIL import Image
 
 from benchmarks import gpu
-from benchmarks.on_gpu import images, loop, numerics
+from benchmarks.on_gpu import fast94, images, loop, numerics
 from benchmarks.on_gpu.rows import Given, Row, Rows, read
 from reference.cifar10.datasets.base import CLASSES
 
@@ -77,6 +78,9 @@ def test_everything_but_the_gpu(archive, tmp_path):
     assert found["data", "images"][2] == archive.name
     assert found["numerics", "augmentation beside the CPU"][2:4] == ["equal", "ok"]
     assert "8 test images (images)" in found["--preset=fast94", "accuracy"][4]
+    scaling = found["--preset=fast94", "training on 2 processes"]
+    assert float(scaling[2].removesuffix(" s")) > 0
+    assert re.fullmatch(r"[0-9.]+ times as fast as one, \d+ % of 2 times; accuracy [01]\.\d{4}", scaling[4])
     assert found["speed, fp32", "benchmarks.peers.ignite_cifar10"][4].startswith("not installed: ")
     for name in ("this trainer", "benchmarks.peers.plain_torch"):
         assert float(found["speed, fp32", name][2].removesuffix(" images/s").replace(",", "")) > 0
@@ -186,6 +190,14 @@ def test_the_bounds_tell_formats_apart():
     loss, gradients = numerics.errors(numerics.step(x, labels, "cpu", torch.bfloat16), truth)
     assert loss <= half.loss
     assert single.gradients < gradients <= half.gradients
+
+
+@pytest.mark.parametrize(
+    ("there", "expected"), [(0, []), (1, []), (2, [2]), (3, [2]), (4, [2, 4]), (8, [2, 4, 8])]
+)
+def test_as_many_gpus_as_share_a_batch_evenly(there, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    assert fast94.more(given(tmp_path, device="cuda")) == expected
 
 
 def test_a_folder_and_an_archive(archive, tmp_path):
