@@ -1,6 +1,7 @@
 """The framework: verdicts, files, the report made of them, and the command line."""
 
 import json
+import re
 import types
 
 import pytest
@@ -251,3 +252,16 @@ def test_a_program_that_fails_is_an_error_with_its_last_words(tmp_path):
     with pytest.raises(ResultError) as error:
         bench.start("plain", 1, "-c", "import sys; print('last words'); sys.exit(3)")
     assert "failed with 3" in str(error.value) and "last words" in str(error.value)
+
+
+# ---- the README
+
+
+def test_the_ratios_in_the_readme_are_those_of_the_page():
+    section = (
+        (command.ROOT / "README.md").read_text(encoding="utf-8").split("\n## Speed\n")[1].split("\n## ")[0]
+    )
+    shown = re.findall(r"\| ([\d.]+ \[[\d.]+, [\d.]+\]) \|", section)
+    page = (command.ROOT / report.PAGE).read_text(encoding="utf-8")
+    assert len(shown) == section.count("\n| ") - 2 > 0  # but for the head and the line below it
+    assert [ratio for ratio in shown if f"| {ratio} |" not in page] == []
