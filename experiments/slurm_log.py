@@ -40,7 +40,7 @@ def result_of(output: Path, log_dir: Path, started: float | None, limit: float) 
         if speaker is not None and said.startswith(MARK):
             event = json.loads(said.removeprefix(MARK))
             moments.append(event["time"])
-            attempt.event(speaker, event)
+            attempt.event(speaker, event, at=event["time"])
             continue
         attempt.line(speaker, said)
         transcript.add(speaker, said)

@@ -54,29 +54,33 @@ class Failure:
 
 @dataclass
 class Attempt:
-    """Filled in from the lines and events of the ranks. Times are `time.time()`."""
+    """Filled in from the lines and events of the ranks.
 
-    started: float = field(default_factory=time.time)
-    heard: float = field(default_factory=time.time)
+    Times are `time.monotonic()` of when this process heard of it, as clocks of hosts differ, and are set while a job runs; only
+    failures are put in order by the clocks of their hosts.
+    """
+
+    started: float = field(default_factory=time.monotonic)
+    heard: float = field(default_factory=time.monotonic)
     rendezvous: float | None = None
     first_step: float | None = None
     run_directory: str | None = None
     processes: dict[Speaker, int] = field(default_factory=dict)  # ids on their hosts
     _met: set[int] = field(default_factory=set)
-    _troubled: dict[Speaker, float] = field(default_factory=dict)  # when its first traceback began
+    _troubled: dict[Speaker, float] = field(default_factory=dict)  # its first traceback, by `time.time()`
     _told: dict[Speaker, Failure] = field(default_factory=dict)
     exits: list[Failure] = field(default_factory=list)
     place: str = "nothing yet"
 
     def line(self, speaker: Speaker | None, text: str) -> None:
         """A line was printed."""
-        self.heard = time.time()
+        self.heard = time.monotonic()
         if speaker is not None and text.endswith(TRACEBACK):
-            self._troubled.setdefault(speaker, self.heard)
+            self._troubled.setdefault(speaker, time.time())
 
-    def event(self, speaker: Speaker, event: dict[str, Any]) -> None:
-        """A rank's program told something."""
-        self.heard = time.time()
+    def event(self, speaker: Speaker, event: dict[str, Any], at: float | None = None) -> None:
+        """A rank's program told something: now, or `at` a time on another clock, which `rendezvous` and `first_step` then have."""
+        self.heard = time.monotonic() if at is None else at
         kind = event["event"]
         if kind == "started":
             self.processes[speaker] = event["pid"]
@@ -84,9 +88,9 @@ class Attempt:
         elif kind == "rendezvous":
             self._met.add(event["rank"])
             if len(self._met) >= event["world_size"]:
-                self.rendezvous = event["time"]
+                self.rendezvous = self.heard
         elif kind == "first_step":
-            self.first_step = min(event["time"], self.first_step or event["time"])
+            self.first_step = min(self.heard, self.first_step or self.heard)
         elif kind == "run_directory":
             self.run_directory = event["path"]
         elif kind == "failed":  # ranks that a program spawned itself have no exit of their own here

@@ -61,23 +61,23 @@ class Supervisor:
             OSError: the folder of the logs cannot be made.
         """
         self._job.log_dir.mkdir(parents=True, exist_ok=True)
-        started = time.time()
+        self._started, self._begin = time.time(), time.monotonic()  # for people, and for durations
         restarts = 0
         while True:
             attempt = Attempt()
-            unfinished = self._record(started, attempt, restarts, "the supervisor was killed", 137, None, [])
+            unfinished = self._record(attempt, restarts, "the supervisor was killed", 137, None, [])
             self._write(unfinished)
             try:
-                reason, code, failure, left = self._attempt(attempt, started, restarts)
+                reason, code, failure, left = self._attempt(attempt, restarts)
             except BaseException as error:  # of `echo`: who listened has gone
                 reason = f"the supervisor failed: {type(error).__name__}: {error}"
-                self._write(self._record(started, attempt, restarts, reason, 1, None, []))
+                self._write(self._record(attempt, restarts, reason, 1, None, []))
                 raise
             if code == 0 or self._stopped_by is not None or restarts == self._job.restarts:
                 break
             restarts += 1
             self._say(f"{reason}: restart {restarts} of {self._job.restarts}")
-        result = self._record(started, attempt, restarts, reason, code, failure, left)
+        result = self._record(attempt, restarts, reason, code, failure, left)
         self._write(result)
         if code:
             self._say(f"{reason} (exit code {code}; what each rank said: {self._job.log_dir})")
@@ -85,19 +85,17 @@ class Supervisor:
                 self._show(failure)
         return result
 
-    def _attempt(
-        self, attempt: Attempt, started: float, restarts: int
-    ) -> tuple[str, int, Failure | None, list[str]]:
+    def _attempt(self, attempt: Attempt, restarts: int) -> tuple[str, int, Failure | None, list[str]]:
         relay = Relay()
         ended: dict[str, Any] = {}  # what the guard tells at the end
-        self._start(relay, started, restarts, attempt, ended)
+        self._start(relay, restarts, attempt, ended)
         late: str | None = None
         abandoned = False
         try:
             while not ended and relay.open:
                 relay.read(_TICK)
                 self._pass_on(attempt)
-                if attempt.exits and not abandoned and time.time() > attempt.heard + self._job.grace:
+                if attempt.exits and not abandoned and time.monotonic() > attempt.heard + self._job.grace:
                     abandoned = True
                     self._say(
                         f"the launcher has not ended {self._job.grace:g} s after a rank failed: it is killed"
@@ -120,9 +118,7 @@ class Supervisor:
             failure = self._with_cause(failure)
         return *self._verdict(ended, late, failure), failure, ended.get("left", [])
 
-    def _start(
-        self, relay: Relay, started: float, restarts: int, attempt: Attempt, ended: dict[str, Any]
-    ) -> None:
+    def _start(self, relay: Relay, restarts: int, attempt: Attempt, ended: dict[str, Any]) -> None:
         job = self._job
         out, err = os.pipe(), os.pipe()
         spec = {
@@ -130,7 +126,7 @@ class Supervisor:
             "result": str(self._result.absolute()),
         }  # fmt: skip
         env = {
-            **os.environ, **job.env, "IDIST_STARTED": str(started), "IDIST_RESTART_COUNT": str(restarts),
+            **os.environ, **job.env, "IDIST_STARTED": str(self._started), "IDIST_RESTART_COUNT": str(restarts),
             "PYTHONUNBUFFERED": "1",
         }  # fmt: skip
         self._guard = subprocess.Popen(
@@ -163,12 +159,12 @@ class Supervisor:
 
     def _overdue(self, attempt: Attempt) -> str | None:
         limit = self._job.timeout
-        if limit is not None and time.time() > attempt.started + limit:
+        if limit is not None and time.monotonic() > attempt.started + limit:
             return f"not ready after {limit:g} s ({attempt.place})"
         return None
 
     def _stuck(self, attempt: Attempt) -> str | None:
-        job, now = self._job, time.time()
+        job, now = self._job, time.monotonic()
         if attempt.rendezvous is None and job.startup_timeout and now > attempt.started + job.startup_timeout:
             return f"the processes have not met after {job.startup_timeout:g} s: {attempt.missing()}"
         if job.silence_timeout is not None and now > attempt.heard + job.silence_timeout:
@@ -266,11 +262,16 @@ class Supervisor:
         self._guard.stdout.close()
 
     def _record(
-        self, started: float, attempt: Attempt, restarts: int, reason: str, code: int, failure: Failure | None,
+        self,
+        attempt: Attempt,
+        restarts: int,
+        reason: str,
+        code: int,
+        failure: Failure | None,
         left: list[str],
-    ) -> dict[str, Any]:  # fmt: skip
+    ) -> dict[str, Any]:
         def since(moment: float | None) -> float | None:
-            return None if moment is None else moment - started
+            return None if moment is None else moment - self._begin
 
         return {
             "schema": 1,
@@ -278,10 +279,10 @@ class Supervisor:
             "reason": reason,
             "exit_code": code,
             "failed": None if failure is None or not code else failure.record(failure.told_by.file),
-            "started": started,
+            "started": self._started,
             "rendezvous_s": since(attempt.rendezvous),
             "first_step_s": since(attempt.first_step),
-            "wall_s": time.time() - started,
+            "wall_s": time.monotonic() - self._begin,
             "restarts": restarts,
             "logs": self._transcript.files,
             "run_directory": attempt.run_directory,

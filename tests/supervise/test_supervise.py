@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from experiments.supervise import Job, supervise
 from experiments.supervise.attempt import Attempt
 from experiments.supervise.lines import Speaker, Transcript, parse
 from experiments.supervise.rank import label
@@ -331,3 +332,24 @@ def test_a_chain_of_exceptions_is_shown_whole(tmp_path: Path) -> None:
     for text in ["before", *chain]:
         transcript.add(None, text)
     assert transcript.end(None) == chain
+
+
+def test_a_clock_that_is_set_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, begin = time.time, time.monotonic()
+    monkeypatch.setattr(time, "time", lambda: real() + 7200 * (time.monotonic() > begin + 0.5))
+    job = Job(
+        command=(sys.executable, "-c", "import time; time.sleep(1.5)"), log_dir=tmp_path, timeout=600,
+        startup_timeout=600, silence_timeout=600,
+    )  # fmt: skip
+    result = supervise(job)
+    assert result["reason"] == "finished" and 1.5 <= result["wall_s"] < 600
+
+
+def test_times_are_those_of_the_supervisor_whatever_the_clocks_of_hosts_say() -> None:
+    attempt, begin = Attempt(), time.monotonic()
+    for rank, clock in ((0, 10.0), (1, time.time() + 7200)):
+        speaker = Speaker(f"host{rank}", rank)
+        attempt.event(speaker, {"event": "rendezvous", "rank": rank, "world_size": 2, "time": clock})
+        attempt.event(speaker, {"event": "first_step", "rank": rank, "time": clock})
+    assert attempt.rendezvous is not None and attempt.first_step is not None
+    assert begin <= attempt.first_step <= attempt.rendezvous <= time.monotonic()
